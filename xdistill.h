@@ -176,6 +176,13 @@ XD_API const char *xd_result_name(xd_result result);
 /* One line that explains the kind of error. A constant string. */
 XD_API const char *xd_result_text(xd_result result);
 
+/* In a function that returns an xd_result: hands a failure of the call on to its own caller. */
+#define XD_TRY(expression)                                  \
+    do {                                                    \
+        const xd_result xdi_try_result = (expression);      \
+        if (xdi_try_result != XD_OK) return xdi_try_result; \
+    } while (0)
+
 /* >>base/memory */
 
 /* Where memory comes from. Called from the thread that owns the context. */
@@ -241,7 +248,7 @@ XD_API xd_cpu_level xd_cpu_best(void);
 XD_API const char *xd_cpu_level_name(xd_cpu_level level);
 
 /* The level of a name, e.g. from an environment variable. False, and *out untouched, for an unknown one. */
-XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out);
+XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out);
 
 /* >>base/file */
 
@@ -360,7 +367,7 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* For companion headers and backends of your own (a second translation unit sees nothing private). */
 
-/* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
+/* Records a failure in the context, sends it to the logger and returns `result`; XD_FAIL adds the place. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
                          const char *format, ...) XD_PRINTF(6, 7);
 
@@ -387,19 +394,14 @@ XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 /* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
 XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
-#define XDI_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
-#define XDI_FAIL_CULPRIT(ctx, result, culprit, ...) \
+#define XD_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
+#define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
-/* The only two macros that return. */
-#define XDI_REQUIRE(ctx, condition, result, ...)                         \
-    do {                                                                 \
-        if (!(condition)) return XDI_FAIL((ctx), (result), __VA_ARGS__); \
-    } while (0)
-#define XDI_TRY(expression)                                 \
-    do {                                                    \
-        const xd_result xdi_try_result = (expression);      \
-        if (xdi_try_result != XD_OK) return xdi_try_result; \
+/* Fails with the message unless the condition holds. This and XD_TRY are the only macros that return. */
+#define XD_REQUIRE(ctx, condition, result, ...)                         \
+    do {                                                                \
+        if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
     } while (0)
 
 /* >>base/half */
@@ -493,7 +495,7 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
 typedef struct xd_publish xd_publish;
 
 /* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
-XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **out);
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
 XD_API xd_result xd_publish_write(xd_publish *file, const void *data, size_t bytes, uint64_t offset);
@@ -514,7 +516,7 @@ XD_API void xd_publish_abort(xd_publish *file);
 /* JSON (RFC 8259), bounded: hostile text costs O(n log n) time and a fixed multiple of its size in memory.
  *
  *     xd_json *root = NULL;
- *     XDI_TRY(xd_json_parse(ctx, NULL, text, bytes, &root));
+ *     XD_TRY(xd_json_load_memory(ctx, NULL, text, bytes, &root));
  *     int64_t layers = 0;
  *     if (!xd_json_int64(xd_json_find(root, "num_hidden_layers"), &layers)) ...
  *     for (const xd_json *item = xd_json_first(xd_json_find(root, "merges")); item; item = xd_json_next(item)) ...
@@ -552,10 +554,10 @@ typedef struct xd_json_desc {
  * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000 (unless allowed), a
  * repeated key in one object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
-                               xd_json **root);
+XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                                     xd_json **root);
 
-/* Reads and parses a file. Errors: as xd_json_parse, and IO; all of them name the file. */
+/* Reads and parses a file. Errors: as xd_json_load_memory, and IO; all of them name the file. */
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root);
 
 /* Frees a document. NULL is fine. */
@@ -591,7 +593,7 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out);
 XD_API bool xd_json_uint64(const xd_json *value, uint64_t *out);
 XD_API bool xd_json_double(const xd_json *value, double *out);
 
-/* Text being built. Errors stick: check the result of xd_json_writer_finish only. */
+/* Text being built. Errors stick: check the result of xd_json_writer_text only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
     int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
@@ -626,7 +628,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
 /* The finished text, NUL-terminated, owned by the writer until xd_json_writer_destroy. `bytes` may be NULL.
  * Errors: MEMORY; ARGUMENT for a non-finite double or a string that is not UTF-8; STATE when containers are still
  * open, a key lacks its value or stands outside an object, or nothing was written. */
-XD_API xd_result xd_json_writer_finish(xd_json_writer *w, const char **text, size_t *bytes);
+XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes);
 
 /* Frees the text; the writer is then as new. */
 XD_API void xd_json_writer_destroy(xd_json_writer *w);
@@ -1979,7 +1981,7 @@ XD_API int xd_comm_rank(const xd_comm *comm);
 XD_API int xd_comm_size(const xd_comm *comm);
 XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
 XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm);
-XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm);
+XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 
 /* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
@@ -2518,28 +2520,29 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
  * gather. */
 
 /* What to build a plan from. Read during the call only. */
-typedef struct xd_plan_desc {
+typedef struct xd_redistribution_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
     int ranks;               /* of the world */
     int rank;                /* whose part of the plan this is */
     const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
-} xd_plan_desc;
+} xd_redistribution_desc;
 
 /* A redistribution worked out for one rank: immutable, reusable. */
-typedef struct xd_plan xd_plan;
+typedef struct xd_redistribution xd_redistribution;
 
 /* Local and pure: every rank's plan can be made anywhere.
  * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
  * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
-XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out);
-XD_API void xd_plan_destroy(xd_plan *plan);
+XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
+                                          xd_redistribution **out);
+XD_API void xd_redistribution_destroy(xd_redistribution *plan);
 
 /* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
  * gaps. */
-typedef struct xd_plan_step {
+typedef struct xd_redistribution_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
@@ -2547,35 +2550,37 @@ typedef struct xd_plan_step {
     int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
     int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
     bool reduces;          /* partial pieces are combined on arrival */
-} xd_plan_step;
+} xd_redistribution_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
-XD_API int xd_plan_step_count(const xd_plan *plan);
+XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
 /* Step `index` of the plan. Local. */
-XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step);
+XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
-XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan);
+XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan);
 
 /* Extents of the destination on this rank: those of `to`, or of its part of the window. */
-XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
+XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape);
 
-/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then
+/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_redistribution_create gave (plan is then
  * NULL). Collective. Errors: PEER, MISMATCH. */
-XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
+XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
 
 /* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
  * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
-XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
+XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
+                                           void *destination);
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
-XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
-                                void *destination);
+XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
+                                        void *send);
+XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
+                                          void *recv, void *destination);
 
 /* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
  * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
@@ -2715,7 +2720,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
                                    bool *skipped);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
-XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index);
+XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
 
 /* >>train/clip */
 
@@ -2865,7 +2870,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
 /* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
  * changed.
  *
- *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average
+ *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
  *            counts as initialized when every parameter was filled or the record says so
  *
  * Further errors: FORMAT for a record of another version. */
@@ -2873,7 +2878,7 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
                              bool lenient, xd_ema_match *match);
 
 /* The state to save beside the shadows; defaults are filled in. */
-XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema);
+XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 
 /* >>io/safetensors */
@@ -2979,28 +2984,29 @@ typedef struct xd_safetensors_writer xd_safetensors_writer;
 /* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
  * on nothing but the desc. Local.
  * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
-XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
-                                       xd_safetensors_writer **out);
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out);
 
 /* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
  *   index   of the tensor in desc.entries
  * Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_write(xd_safetensors_writer *writer, int64_t index, const void *data);
-XD_API xd_result xd_safetensors_write_range(xd_safetensors_writer *writer, int64_t index, uint64_t first_byte,
-                                            size_t bytes, const void *data);
+XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
+XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
+                                                   uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
  * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
-XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer);
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_safetensors_abort(xd_safetensors_writer *writer);
+XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
-/* >>io/model_files */
+/* >>io/weights_files */
 
 /* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
  * model.safetensors.index.json saying which tensor lies in which file. */
-typedef struct xd_model_files xd_model_files;
+typedef struct xd_weights_files xd_weights_files;
 
 /* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
  *
@@ -3009,52 +3015,52 @@ typedef struct xd_model_files xd_model_files;
  * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
  * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
  * does not put there. */
-XD_API xd_result xd_model_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                     xd_model_files **out);
+XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                       xd_weights_files **out);
 
 /* Closes all files. NULL is fine. */
-XD_API void xd_model_files_close(xd_model_files *model);
+XD_API void xd_weights_files_close(xd_weights_files *model);
 
 /* The files, in the order of their names. */
-XD_API int64_t xd_model_files_count(const xd_model_files *model);
-XD_API xd_safetensors *xd_model_files_at(const xd_model_files *model, int64_t file);
+XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
+XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
 
 /* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
  * O(log tensors). Errors: MISSING. */
-XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *name, xd_safetensors **file,
-                                     int64_t *index);
+XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
+                                       int64_t *index);
 
 /* What to write and how to cut it into files. */
-typedef struct xd_model_writer_desc {
+typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
     uint64_t
         max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
     const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
     int64_t metadata_count;
-} xd_model_writer_desc;
+} xd_weights_writer_desc;
 
 /* A model directory being written. */
-typedef struct xd_model_writer xd_model_writer;
+typedef struct xd_weights_writer xd_weights_writer;
 
 /* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_create. */
-XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, const xd_model_writer_desc *desc,
-                                        xd_model_writer **out);
+ * the call only. Local. Errors: as xd_safetensors_writer_create. */
+XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
+                                          const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
-/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_write_range: a
+/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
  * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
-XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte,
-                                       size_t bytes, const void *data);
+XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
+                                         size_t bytes, const void *data);
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.
  * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_commit; then what was published is removed again. */
-XD_API xd_result xd_model_writer_commit(xd_model_writer *writer);
+ * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_model_writer_abort(xd_model_writer *writer);
+XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
 /* >>io/gather */
 
@@ -3065,24 +3071,24 @@ typedef struct xd_named_tensor {
 } xd_named_tensor;
 
 /* What to gather and where to write it. */
-typedef struct xd_model_gather_desc {
+typedef struct xd_weights_gather_desc {
     const char *directory;          /* required; exists where root writes */
     const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
     int64_t tensor_count;
     int root; /* world rank that writes */
     size_t
         staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
-    uint64_t max_shard_bytes; /* as in xd_model_writer_desc */
+    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
     const xd_safetensors_pair *metadata;
     int64_t metadata_count;
-} xd_model_gather_desc;
+} xd_weights_gather_desc;
 
 /* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
  * whole of it. Partial tensors are reduced on the way.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_model_writer, agreed: when root cannot write,
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
  * every rank returns an error, and nothing is left behind. */
-XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc);
+XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
 #ifndef XD_NO_TOKENIZERS
@@ -3095,9 +3101,9 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
  *     xd_tokenizer *tokenizer = NULL;
  *     xd_encoder *encoder = NULL;
  *     xd_encoding e;
- *     XDI_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
- *     XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
- *     XDI_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
+ *     XD_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
+ *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+ *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
  *
  * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
 
@@ -3155,8 +3161,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
                                    xd_tokenizer **out);
 
 /* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
 
 /* Frees a tokenizer; its encoders must be gone. NULL is fine. */
 XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
@@ -3596,8 +3602,9 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
  *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
  * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
-                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance);
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                       float *importance);
 
 /* What the teacher shipped for each id. */
 typedef enum xd_topk_values {
@@ -3671,7 +3678,7 @@ typedef struct xd_aligned_chunk {
 } xd_aligned_chunk;
 
 /* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
- * xd_alignment_free. */
+ * xd_alignment_destroy. */
 typedef struct xd_alignment {
     xd_aligned_chunk *chunks;
     int64_t count;
@@ -3728,7 +3735,7 @@ XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, cons
                          uint8_t *exact, int64_t count);
 
 /* Frees the chunks; an empty alignment is fine. */
-XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment);
+XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 
 /* >>align/projection */
 
@@ -3761,7 +3768,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t most_pieces; /* later pieces are cut off; 0 -> 4 */
+    int64_t max_pieces;  /* later pieces are cut off; 0 -> 4 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -3781,8 +3788,8 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 typedef struct xd_special_desc {
     const xd_text *student, *teacher; /* vocabulary strings, by id */
     int64_t student_count, teacher_count;
-    double threshold;   /* 0 -> 0.3 */
-    int64_t most_pairs; /* best pairs a student token keeps; 0 -> 32 */
+    double threshold;  /* 0 -> 0.3 */
+    int64_t max_pairs; /* best pairs a student token keeps; 0 -> 32 */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -3792,7 +3799,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative most_pairs, MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -3811,7 +3818,7 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
 /* ---- rows ---- */
 
 /* The k best teacher ids of every student id, as the reference's files hold them. ids and weights are one
- * block from the context's allocator; free with xd_projection_rows_free. */
+ * block from the context's allocator; free with xd_projection_rows_destroy. */
 typedef struct xd_projection_rows {
     int32_t *ids;   /* [rows, k]; -1: no entry */
     float *weights; /* [rows, k] */
@@ -3878,7 +3885,7 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *st
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
 
 /* Frees the rows; empty ones are fine. */
-XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows);
+XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
@@ -3894,7 +3901,7 @@ typedef struct xd_projection {
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
- * larger when the rows need it. Free with xd_projection_free. Errors: ARGUMENT for weights that are negative
+ * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
  * or not finite, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
@@ -3904,12 +3911,12 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
                                           int64_t student_size, int64_t teacher_size, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
-XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection);
+XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
 /* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_free. */
+ * xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -3922,7 +3929,7 @@ typedef struct xd_exact_map {
  * ARGUMENT for fewer than two columns when strict, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
-XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
+XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
 
 /* >>align/projection_file */
 
@@ -3936,7 +3943,7 @@ XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
  *     32  u64       entries
  *     40  u64       hash of the student's tokenizer
  *     48  u64       hash of the teacher's tokenizer
- *     56  u32       most_pieces
+ *     56  u32       max_pieces
  *     60  u32       k
  *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
  *     68  u32       0
@@ -3949,7 +3956,7 @@ XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
 
 /* How a projection is built from two tokenizers. Zero is the default of every field. */
 typedef struct xd_projection_options {
-    int64_t most_pieces;      /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
     int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
     bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
@@ -3983,7 +3990,7 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
 /* Reads a projection.
  *
  *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_free
+ *   out       free with xd_projection_destroy
  *   origin    what the file says; NULL when it is not needed
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
@@ -3994,15 +4001,15 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
                                     xd_projection *out, xd_projection_origin *origin);
 
 /* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                     const xd_projection_origin *expected, xd_projection *out,
-                                     xd_projection_origin *origin);
+XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                           const xd_projection_origin *expected, xd_projection *out,
+                                           xd_projection_origin *origin);
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
  *   k  entries a row keeps; 0 -> those of the longest row, at least 2
  *
- * Free with xd_projection_rows_free. Errors: ARGUMENT for k < 0, MEMORY. */
+ * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out);
 
@@ -4085,7 +4092,7 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
  * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
  *
  * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
- * (xd_projection_upload, xd_select_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
+ * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
  * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
@@ -4107,14 +4114,14 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
  *
  *   projection  in memory of the host; its arrays are read during the call
  *   out         for losses of this context alone, and nothing on the host can read it. Free with
- *               xd_projection_drop, before the device is taken from the context
+ *               xd_projection_unload, before the device is taken from the context
  *
  * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
  * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */
-XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
+XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
 
 #ifndef XD_NO_TOKENIZERS
 /* >>align/projection_build */
@@ -4124,7 +4131,7 @@ typedef struct xd_projection_report {
     int64_t tokens;     /* student ids in use */
     int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
     int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
-    int64_t cut;        /* tokens with more than most_pieces pieces */
+    int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
     double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
     double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
@@ -4141,12 +4148,12 @@ typedef struct xd_projection_report {
  * compat rows.)
  *
  *   options  NULL -> defaults
- *   out      [student's size, teacher's size]; free with xd_projection_free
+ *   out      [student's size, teacher's size]; free with xd_projection_destroy
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
- * an encoder: at most 64 bytes a vote (up to most_pieces a token), 110 for each of the k places of a row, and
+ * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
  * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
@@ -4257,13 +4264,15 @@ typedef struct xd_teacher_cache_block {
 /* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
  * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
  * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
-                                         xd_teacher_cache_writer **out);
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
+                                                const xd_teacher_cache_desc *desc,
+                                                xd_teacher_cache_writer **out);
 
 /* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
  * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
  * empty one. A cache has at least one document. */
-XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *writer, const void *text, size_t bytes);
+XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
+                                                  size_t bytes);
 
 /* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
  * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
@@ -4271,16 +4280,16 @@ XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *writer, cons
  * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
  * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
  * -infinity; IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *writer,
-                                         const xd_teacher_cache_block *block);
+XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
+                                                const xd_teacher_cache_block *block);
 
 /* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
  * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
  * file. */
-XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *writer);
+XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
 /* Gives up: no file, the writer is freed. Local. NULL is fine. */
-XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *writer);
+XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 
 /* ---- reading ---- */
 
@@ -4323,8 +4332,8 @@ XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_p
                                        xd_teacher_cache **out);
 
 /* The same over bytes in memory, which must stay as long as the object. */
-XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                        const xd_projection_origin *expected, xd_teacher_cache **out);
+XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                              const xd_projection_origin *expected, xd_teacher_cache **out);
 
 /* Closes the cache, in the context that opened it. NULL is fine. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
@@ -4393,7 +4402,7 @@ typedef struct xd_route xd_route;
 /* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
 typedef enum xd_route_payload {
     XD_ROUTE_LOGITS = 0, /* V_t logits */
-    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_teacher_columns */
+    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
     XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
 } xd_route_payload;
 
@@ -4517,10 +4526,10 @@ XD_API xd_result xd_route_release(xd_route *route);
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
  * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
- * rank: those of xd_select_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                    xd_rows values);
+ * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      xd_rows values);
 
 
 /* >>xtoken/xtoken */
@@ -4598,7 +4607,7 @@ typedef struct xd_xtoken_teacher {
                                         there in every call */
     const xd_exact_map *map;         /* GOLD */
     /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
+     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
      * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
     const int64_t *column_ids;
     double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
@@ -4799,7 +4808,7 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 XD_API int64_t xd_canonical_token(xd_text token, char *out);
 
 /* A canonical sequence: token i is text[offsets[i] .. offsets[i + 1]) and stands for the original tokens
- * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_free. */
+ * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_destroy. */
 typedef struct xd_canonical {
     char *text;
     int64_t *offsets; /* [count + 1] */
@@ -4810,7 +4819,7 @@ typedef struct xd_canonical {
 /* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
-XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
+XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 /* >>compat/align_dp */
 
@@ -5161,7 +5170,7 @@ XD_API const char *xd_cpu_level_name(xd_cpu_level level) {
     return (int)level >= 0 && (int)level < XDI_CPU_ROWS ? xdi_cpu_rows[level].name : "unknown";
 }
 
-XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out) {
+XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
     for (int i = 0; i < XDI_CPU_ROWS; i++) {
         if (strcmp(name, xdi_cpu_rows[i].name) != 0) continue;
         *out = (xd_cpu_level)i;
@@ -5830,7 +5839,7 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     intptr_t file;
     uint64_t size = 0;
     const int refused = files->open(files->user, path, XD_FILE_READ, &file);
-    XDI_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
+    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
@@ -5842,15 +5851,15 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
         return XD_OK;
     }
     xd_release(ctx, text);
-    XDI_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
-    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
-                (unsigned long long)size, (unsigned long long)limit);
-    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
+    XD_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
+               (unsigned long long)size, (unsigned long long)limit);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
 }
 
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes) {
     xd_publish *file = NULL;
-    XDI_TRY(xd_publish_begin(ctx, path, &file));
+    XD_TRY(xd_publish_create(ctx, path, &file));
     const xd_result result = xd_publish_write(file, data, bytes, 0);
     if (result == XD_OK) return xd_publish_commit(file);
     xd_publish_abort(file);
@@ -5871,11 +5880,11 @@ static int xdi_publish_open(xd_publish *p) {
     return error;
 }
 
-XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
     const size_t length = strlen(path);
-    XDI_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
+    XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
-    XDI_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
@@ -5886,22 +5895,22 @@ XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **ou
         return XD_OK;
     }
     xd_release(ctx, p);
-    return XDI_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+    return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: write of %llu bytes at %llu: %s", p->path,
-                (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: write of %llu bytes at %llu: %s", p->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
     return XD_OK;
 }
 
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->resize(files->user, p->file, bytes);
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
-                (unsigned long long)bytes, strerror(error));
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
+               (unsigned long long)bytes, strerror(error));
     return XD_OK;
 }
 
@@ -5937,7 +5946,7 @@ XD_API xd_result xd_publish_commit(xd_publish *p) {
         p->temporary[0] = '\0'; /* renamed: nothing to remove */
     }
     const xd_result result =
-        error == 0 ? XD_OK : XDI_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
+        error == 0 ? XD_OK : XD_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
     xd_publish_abort(p);
     return result;
 }
@@ -6002,7 +6011,7 @@ enum { XDI_JSON_DEEPEST = 1000, XDI_JSON_LONGEST_NUMBER = 512 };
 
 /* One rule of the grammar. */
 static xd_result xdi_json_expect(const xdi_json_parser *p, bool condition, const char *what) {
-    XDI_REQUIRE(p->ctx, condition, XD_ERROR_FORMAT, "JSON: %s at byte %llu", what, (unsigned long long)p->at);
+    XD_REQUIRE(p->ctx, condition, XD_ERROR_FORMAT, "JSON: %s at byte %llu", what, (unsigned long long)p->at);
     return XD_OK;
 }
 
@@ -6074,7 +6083,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     for (int i = 0; i < 4; i++) {
         const char c = xdi_json_peek(p);
         const bool digit = c >= '0' && c <= '9', lower = c >= 'a' && c <= 'f', upper = c >= 'A' && c <= 'F';
-        XDI_TRY(xdi_json_expect(p, digit || lower || upper, "four hexadecimal digits expected"));
+        XD_TRY(xdi_json_expect(p, digit || lower || upper, "four hexadecimal digits expected"));
         value = value * 16u + (unsigned)(c - (digit ? '0' : lower ? 'a' - 10 : 'A' - 10));
         p->at++;
     }
@@ -6085,14 +6094,14 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
 /* After "\u": one code point, which may take a second escape. */
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
-    XDI_TRY(xdi_json_parse_hex(p, &high));
-    XDI_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
-    XDI_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
+    XD_TRY(xdi_json_parse_hex(p, &high));
+    XD_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
+    XD_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
     *point = high;
     if (high < 0xd800 || high > 0xdbff) return XD_OK;
-    XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "\\u"), "lone surrogate"));
-    XDI_TRY(xdi_json_parse_hex(p, &low));
-    XDI_TRY(xdi_json_expect(p, low >= 0xdc00 && low <= 0xdfff, "lone surrogate"));
+    XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "\\u"), "lone surrogate"));
+    XD_TRY(xdi_json_parse_hex(p, &low));
+    XD_TRY(xdi_json_expect(p, low >= 0xdc00 && low <= 0xdfff, "lone surrogate"));
     *point = 0x10000u + ((high - 0xd800u) << 10) + (low - 0xdc00u);
     return XD_OK;
 }
@@ -6120,14 +6129,14 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char c = xdi_json_peek(p);
     const char *name = c ? strchr(names, c) : NULL;
-    XDI_TRY(xdi_json_expect(p, name || c == 'u', "unknown escape"));
+    XD_TRY(xdi_json_expect(p, name || c == 'u', "unknown escape"));
     p->at++;
     if (name) {
         *p->strings++ = values[name - names];
         return XD_OK;
     }
     unsigned point;
-    XDI_TRY(xdi_json_parse_unicode(p, &point));
+    XD_TRY(xdi_json_parse_unicode(p, &point));
     xdi_json_put_utf8(p, point);
     return XD_OK;
 }
@@ -6135,19 +6144,19 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
 /* The text between quotes, decoded. It never grows: the shortest escape of a 3-byte character has 6 bytes, and the two
  * quotes pay for the NUL. */
 static xd_result xdi_json_parse_string(xdi_json_parser *p, const char **text, size_t *bytes) {
-    XDI_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
+    XD_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
     char *const begin = p->strings;
     while (!xdi_json_take(p, '"')) {
-        XDI_TRY(xdi_json_expect(p, p->at < p->bytes, "string without end"));
+        XD_TRY(xdi_json_expect(p, p->at < p->bytes, "string without end"));
         const unsigned char *s = (const unsigned char *)p->text + p->at;
-        XDI_TRY(xdi_json_expect(p, *s >= 0x20, "control character in a string"));
+        XD_TRY(xdi_json_expect(p, *s >= 0x20, "control character in a string"));
         if (*s == '\\') {
             p->at++;
-            XDI_TRY(xdi_json_parse_escape(p));
+            XD_TRY(xdi_json_parse_escape(p));
             continue;
         }
         const size_t length = xdi_json_utf8(s, p->bytes - p->at);
-        XDI_TRY(xdi_json_expect(p, length > 0, "invalid UTF-8"));
+        XD_TRY(xdi_json_expect(p, length > 0, "invalid UTF-8"));
         memcpy(p->strings, s, length);
         p->strings += length;
         p->at += length;
@@ -6170,16 +6179,16 @@ static size_t xdi_json_skip_digits(xdi_json_parser *p) {
 static xd_result xdi_json_scan_number(xdi_json_parser *p, bool *integer) {
     *integer = true;
     xdi_json_take(p, '-');
-    if (!xdi_json_take(p, '0')) XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "value expected"));
+    if (!xdi_json_take(p, '0')) XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "value expected"));
     if (xdi_json_take(p, '.')) {
         *integer = false;
-        XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
     }
     if (xdi_json_peek(p) == 'e' || xdi_json_peek(p) == 'E') {
         *integer = false;
         p->at++;
         if (!xdi_json_take(p, '-')) xdi_json_take(p, '+');
-        XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
     }
     return XD_OK;
 }
@@ -6202,11 +6211,11 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     char digits[XDI_JSON_LONGEST_NUMBER + 1];
     const size_t begin = p->at;
     bool integer;
-    XDI_TRY(xdi_json_scan_number(p, &integer));
+    XD_TRY(xdi_json_scan_number(p, &integer));
     const size_t length = p->at - begin;
-    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
-                "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
-                (unsigned long long)begin);
+    XD_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
+               "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
+               (unsigned long long)begin);
     memcpy(digits, p->text + begin, length);
     digits[length] = '\0';
     value->kind = XD_JSON_NUMBER;
@@ -6214,7 +6223,7 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     char *point = strchr(digits, '.');
     if (point) *point = *localeconv()->decimal_point; /* strtod wants the one of the process's locale */
     value->as.number.real = strtod(digits, NULL);
-    XDI_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
+    XD_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
     return XD_OK;
 }
 
@@ -6242,9 +6251,9 @@ static xd_result xdi_json_close(xdi_json_parser *p, xd_json *container, const xd
     if (container->kind == XD_JSON_ARRAY) return XD_OK;
     xdi_sort(items, count, xdi_json_compare_keys);
     for (size_t i = 1; i < count; i++)
-        XDI_REQUIRE(p->ctx, xdi_json_compare_keys(items[i - 1], items[i]) != 0, XD_ERROR_FORMAT,
-                    "JSON: key \"%.80s\" stands twice in the object at byte %llu",
-                    ((const xd_json *)items[i])->key, (unsigned long long)container->offset);
+        XD_REQUIRE(p->ctx, xdi_json_compare_keys(items[i - 1], items[i]) != 0, XD_ERROR_FORMAT,
+                   "JSON: key \"%.80s\" stands twice in the object at byte %llu",
+                   ((const xd_json *)items[i])->key, (unsigned long long)container->offset);
     return XD_OK;
 }
 
@@ -6253,11 +6262,11 @@ static xd_result xdi_json_parse_member(xdi_json_parser *p, bool object, xd_json 
     size_t key_bytes = 0;
     if (object) {
         xdi_json_skip_space(p);
-        XDI_TRY(xdi_json_parse_string(p, &key, &key_bytes));
+        XD_TRY(xdi_json_parse_string(p, &key, &key_bytes));
         xdi_json_skip_space(p);
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, ':'), "':' expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take(p, ':'), "':' expected"));
     }
-    XDI_TRY(xdi_json_parse_value(p, out));
+    XD_TRY(xdi_json_parse_value(p, out));
     (*out)->key = key;
     (*out)->key_bytes = key_bytes;
     return XD_OK;
@@ -6267,14 +6276,14 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
     const bool object = p->text[p->at++] == '{';
     const char close = object ? '}' : ']';
     container->kind = object ? XD_JSON_OBJECT : XD_JSON_ARRAY;
-    XDI_TRY(xdi_json_expect(p, p->depth < p->max_depth, "nested too deeply"));
+    XD_TRY(xdi_json_expect(p, p->depth < p->max_depth, "nested too deeply"));
     p->depth++;
     xd_json *first = NULL, *last = NULL;
     xdi_json_skip_space(p);
     if (!xdi_json_take(p, close)) {
         do {
             xd_json *item;
-            XDI_TRY(xdi_json_parse_member(p, object, &item));
+            XD_TRY(xdi_json_parse_member(p, object, &item));
             if (last)
                 last->next = item;
             else
@@ -6282,8 +6291,8 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
             last = item;
             xdi_json_skip_space(p);
         } while (xdi_json_take(p, ','));
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close),
-                                object ? "',' or '}' expected" : "',' or ']' expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take(p, close),
+                               object ? "',' or '}' expected" : "',' or ']' expected"));
     }
     p->depth--;
     return xdi_json_close(p, container, first);
@@ -6302,16 +6311,16 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
         return xdi_json_parse_string(p, &value->as.string.text, &value->as.string.bytes);
     case 'n':
         value->kind = XD_JSON_NULL;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
         return XD_OK;
     case 't':
         value->kind = XD_JSON_BOOL;
         value->as.truth = true;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
         return XD_OK;
     case 'f':
         value->kind = XD_JSON_BOOL;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
         return XD_OK;
     default: return xdi_json_parse_number(p, value);
     }
@@ -6322,14 +6331,14 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
 /* Divides one block into the three pools; their sizes are upper bounds counted from the text. */
 static xd_result xdi_json_reserve(xdi_json_parser *p, size_t max_nodes, xd_json **block) {
     const size_t count = xdi_json_count_nodes(p->text, p->bytes);
-    XDI_REQUIRE(p->ctx, count <= max_nodes, XD_ERROR_FORMAT, "JSON: up to %llu values, allowed are %llu",
-                (unsigned long long)count, (unsigned long long)max_nodes);
+    XD_REQUIRE(p->ctx, count <= max_nodes, XD_ERROR_FORMAT, "JSON: up to %llu values, allowed are %llu",
+               (unsigned long long)count, (unsigned long long)max_nodes);
     const size_t each = sizeof(xd_json) + sizeof(void *);
-    XDI_REQUIRE(p->ctx, p->bytes < SIZE_MAX / 2 && count <= (SIZE_MAX / 2) / each, XD_ERROR_MEMORY,
-                "JSON: %llu values do not fit the address space", (unsigned long long)count);
+    XD_REQUIRE(p->ctx, p->bytes < SIZE_MAX / 2 && count <= (SIZE_MAX / 2) / each, XD_ERROR_MEMORY,
+               "JSON: %llu values do not fit the address space", (unsigned long long)count);
     const size_t total = count * each + p->bytes;
     *block = (xd_json *)xd_allocate(p->ctx, total);
-    XDI_REQUIRE(p->ctx, *block, XD_ERROR_MEMORY, "JSON: no room for %llu bytes", (unsigned long long)total);
+    XD_REQUIRE(p->ctx, *block, XD_ERROR_MEMORY, "JSON: no room for %llu bytes", (unsigned long long)total);
     p->nodes = *block;
     p->items = (const void **)(*block + count);
     p->strings = (char *)(p->items + count);
@@ -6346,8 +6355,8 @@ static xd_json_desc xdi_json_limits(const xd_json_desc *desc) {
     return d;
 }
 
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
-                               xd_json **root) {
+XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                                     xd_json **root) {
     const xd_json_desc d = xdi_json_limits(desc);
     xdi_json_parser p;
     xd_json *block = NULL;
@@ -6357,18 +6366,18 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
     p.bytes = bytes;
     p.max_depth = d.max_depth;
     p.allow_nul = d.allow_nul;
-    XDI_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
-                "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
-    XDI_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
-                (unsigned long long)bytes, (unsigned long long)d.max_bytes);
-    XDI_TRY(xdi_json_reserve(&p, d.max_nodes, &block));
+    XD_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
+               "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
+    XD_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
+               (unsigned long long)bytes, (unsigned long long)d.max_bytes);
+    XD_TRY(xdi_json_reserve(&p, d.max_nodes, &block));
     xd_json *value;
     xd_result result = xdi_json_parse_value(&p, &value);
     if (result == XD_OK) {
         xdi_json_skip_space(&p);
         if (p.at < bytes)
-            result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
-                              (unsigned long long)p.at);
+            result = XD_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
+                             (unsigned long long)p.at);
     }
     if (result == XD_OK)
         *root = block;
@@ -6380,10 +6389,10 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root) {
     char *text = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, xdi_json_limits(desc).max_bytes, &text, &bytes));
-    const xd_result result = xd_json_parse(ctx, desc, text, bytes, root);
+    XD_TRY(xd_file_load(ctx, path, xdi_json_limits(desc).max_bytes, &text, &bytes));
+    const xd_result result = xd_json_load_memory(ctx, desc, text, bytes, root);
     xd_release(ctx, text);
-    XDI_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
     return XD_OK;
 }
 
@@ -6493,7 +6502,7 @@ XD_API bool xd_json_double(const xd_json *value, double *out) {
 /* ---- writer ---- */
 
 static void xdi_json_stick(xd_json_writer *w, xd_result result, const char *message) {
-    if (w->result == XD_OK) w->result = XDI_FAIL(w->ctx, result, "JSON writer: %s", message);
+    if (w->result == XD_OK) w->result = XD_FAIL(w->ctx, result, "JSON writer: %s", message);
 }
 
 static bool xdi_json_grow(xd_json_writer *w, size_t bytes) {
@@ -6666,7 +6675,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
     xdi_json_put_string(w, value, bytes);
 }
 
-XD_API xd_result xd_json_writer_finish(xd_json_writer *w, const char **text, size_t *bytes) {
+XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes) {
     if (w->depth > 0 || w->bytes == 0) xdi_json_stick(w, XD_ERROR_STATE, "the text is not complete");
     if (w->result != XD_OK) return w->result;
     w->text[w->bytes] = '\0';
@@ -9170,7 +9179,7 @@ XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t fir
 
 static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     int64_t first;
-    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
     return xdi_xtoken_tail_finish(t, first);
 }
 
@@ -10059,16 +10068,16 @@ static bool xdi_lerp_takes(xd_dtype dtype) {
 }
 
 static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dtype source, int64_t k) {
-    XDI_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
-                "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
-                xd_dtype_name(target));
+    XD_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
+               "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
+               xd_dtype_name(target));
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
+        XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
@@ -10081,13 +10090,13 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->value_dtype));
-        if (a->average) XDI_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+        XD_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
+                   "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(a->gradient_dtype));
+        XD_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
+                   "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(a->value_dtype));
+        if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
     }
     return XD_OK;
 }
@@ -10123,7 +10132,7 @@ static xd_update_array xdi_update_next(const xd_update_args *args, const xd_upda
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update) {
     float widened[XDI_SPAN];
-    XDI_TRY(xdi_update_check(launch, args));
+    XD_TRY(xdi_update_check(launch, args));
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
@@ -10166,11 +10175,11 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
-        XDI_REQUIRE(launch->ctx,
-                    a->target_dtype == a->source_dtype ||
-                        (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
-                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
-                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   a->target_dtype == a->source_dtype ||
+                       (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
+                   XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
+                   xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < array_count; k++) {
@@ -10190,8 +10199,8 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
 XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
                                    const xdi_span_kernels *spans) {
     float values[XDI_SPAN];
-    XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
-                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
+    XD_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
+               "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
     for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(args->count, at);
         float *x = (float *)args->data + at;
@@ -10339,9 +10348,9 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
-                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(args->arrays[k].dtype));
+        XD_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                   "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(args->arrays[k].dtype));
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_norm_array *a = &args->arrays[k];
         /* Bins pay from a few spans on: emptying them costs as much as adding one. */
@@ -14041,10 +14050,10 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
-    XDI_TRY(plain->combine(launch, one));
+    XD_TRY(plain->combine(launch, one));
     if (mixed) {
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
-        XDI_TRY(plain->mixture_combine(launch, one));
+        XD_TRY(plain->mixture_combine(launch, one));
     }
     if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
     return XD_OK;
@@ -14187,7 +14196,7 @@ static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
         if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
         const xd_topk_args one = xdi_fast_topk_row(a, r);
-        XDI_TRY(plain.stats(launch, &one));
+        XD_TRY(plain.stats(launch, &one));
     }
     return XD_OK;
 }
@@ -14243,7 +14252,7 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
             const xd_topk_args one = xdi_fast_topk_row(a, r);
-            XDI_TRY(plain.grad(launch, &one));
+            XD_TRY(plain.grad(launch, &one));
         }
     }
     return XD_OK;
@@ -14627,7 +14636,7 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
         one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
-        XDI_TRY(plain.stats(launch, &one));
+        XD_TRY(plain.stats(launch, &one));
     }
     return XD_OK;
 }
@@ -14836,7 +14845,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
         xdi_fast_project_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            if (!g.fits[i - begin]) XDI_TRY(plain.project(launch, &one));
+            if (!g.fits[i - begin]) XD_TRY(plain.project(launch, &one));
         }
         begin = g.end;
     }
@@ -14890,7 +14899,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
         for (int64_t i = begin; i < g.end; i++) {
             xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
             one.cells = a->cells + i;
-            if (!g.fits[i - begin]) XDI_TRY(plain.delta(launch, &one));
+            if (!g.fits[i - begin]) XD_TRY(plain.delta(launch, &one));
         }
         begin = g.end;
     }
@@ -15053,7 +15062,7 @@ static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
         const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
         if (isnan(lse))
-            XDI_TRY(plain.target(launch, &one));
+            XD_TRY(plain.target(launch, &one));
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
                                                 lse, true, a->cells + a->places[i] * a->k);
@@ -15142,7 +15151,7 @@ static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xt
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XDI_TRY(plain.divergence(launch, &one));
+            XD_TRY(plain.divergence(launch, &one));
     }
     return XD_OK;
 }
@@ -15220,7 +15229,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
     int64_t first;
     float *powers = t->scratch;
-    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
     if (t->fixed) return xdi_xtoken_tail_finish(t, first);
     for (int64_t i = 0; i < t->k; i++)
         if (t->found[i] < 0 || !(t->values[i] > -INFINITY)) return xdi_xtoken_tail_finish(t, first);
@@ -15273,7 +15282,7 @@ static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoke
         one.rows = a->rows + i;
         one.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XDI_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
     }
     return XD_OK;
 }
@@ -15601,27 +15610,27 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
     const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    XD_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
     return memory.synchronize(&launch);
 }
 
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
-                op == XD_AVG ? "average" : "arithmetic");
+    XD_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
+               op == XD_AVG ? "average" : "arithmetic");
     return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
 }
 
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_REQUIRE(
+    XD_REQUIRE(
         ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
         "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
         xd_dtype_name(dtype));
-    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
-                "leaves go with SUM and AVG, not operation %d", (int)op);
+    XD_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+               "leaves go with SUM and AVG, not operation %d", (int)op);
     return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
@@ -15644,28 +15653,27 @@ static bool xdi_matmul_takes(xd_dtype dtype) {
 }
 
 static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
-    XDI_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
-                "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols,
-                (long long)p->b.rows);
-    XDI_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
-                "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
-                (long long)p->b.cols);
-    XDI_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
-                "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
-                (long long)p->b.cols);
-    XDI_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
-                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
-                xd_dtype_name(p->b.dtype));
+    XD_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
+               "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols, (long long)p->b.rows);
+    XD_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
+               "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
+               (long long)p->b.cols);
+    XD_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
+               "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
+               (long long)p->b.cols);
+    XD_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
+               "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
+               xd_dtype_name(p->b.dtype));
     return XD_OK;
 }
 
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace) {
     void *owned = NULL;
     xd_launch launch;
-    XDI_TRY(xdi_matmul_validate(ctx, args));
+    XD_TRY(xdi_matmul_validate(ctx, args));
     if (!workspace) workspace = owned = xd_allocate(ctx, XD_MATMUL_WORKSPACE_BYTES);
-    XDI_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
-                XD_MATMUL_WORKSPACE_BYTES);
+    XD_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
+               XD_MATMUL_WORKSPACE_BYTES);
     memset(&launch, 0, sizeof launch);
     launch.ctx = ctx;
     launch.stream = xd_ctx_settings(ctx)->stream;
@@ -15851,16 +15859,16 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     const int64_t most = INT64_MAX / 64; /* room for every sum of extents in bytes */
     const int n = comm->transport->size;
     int64_t total = 0;
-    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
-                xdi_comm_kind((uint64_t)c->kind), name);
+    XD_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
+               xdi_comm_kind((uint64_t)c->kind), name);
     for (int r = 0; r < n; r++) {
-        XDI_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
-                    "%s: %s count %" PRId64 " of rank %d is negative or too large",
-                    xdi_comm_kind((uint64_t)c->kind), name, counts[r], r);
+        XD_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
+                   "%s: %s count %" PRId64 " of rank %d is negative or too large",
+                   xdi_comm_kind((uint64_t)c->kind), name, counts[r], r);
         total += counts[r];
-        XDI_REQUIRE(comm->ctx, !displacements || (displacements[r] >= 0 && displacements[r] <= most),
-                    XD_ERROR_ARGUMENT, "%s: %s displacement %" PRId64 " of rank %d is negative or too large",
-                    xdi_comm_kind((uint64_t)c->kind), name, displacements[r], r);
+        XD_REQUIRE(comm->ctx, !displacements || (displacements[r] >= 0 && displacements[r] <= most),
+                   XD_ERROR_ARGUMENT, "%s: %s displacement %" PRId64 " of rank %d is negative or too large",
+                   xdi_comm_kind((uint64_t)c->kind), name, displacements[r], r);
     }
     return XD_OK;
 }
@@ -15869,26 +15877,25 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const xd_leaves *l = &c->leaves;
-    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
-                "%s: operation %d does not exist", kind, (int)c->op);
-    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
-                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+    XD_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
+               "%s: operation %d does not exist", kind, (int)c->op);
+    XD_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
+               kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
-        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
-                    XD_ERROR_UNSUPPORTED,
-                    "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
-                    xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+        XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
+                   XD_ERROR_UNSUPPORTED,
+                   "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
+                   xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }
-    XDI_REQUIRE(ctx,
-                l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
-                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-                kind, l->first, l->count, l->total);
-    XDI_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
-                "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
-                xd_dtype_name(c->dtype));
+    XD_REQUIRE(ctx, l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
+               XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", kind,
+               l->first, l->count, l->total);
+    XD_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
+               "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
+               xd_dtype_name(c->dtype));
     return XD_OK;
 }
 
@@ -15925,19 +15932,19 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const int64_t send = xdi_comm_send_elements(c, rank, n), recv = xdi_comm_recv_elements(c, rank, n);
-    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
-                "%s: send is NULL for %" PRId64 " elements", kind, send);
-    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
-                "%s: recv is NULL for %" PRId64 " elements", kind, recv);
+    XD_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
+               "%s: send is NULL for %" PRId64 " elements", kind, send);
+    XD_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
+               "%s: recv is NULL for %" PRId64 " elements", kind, recv);
     const size_t size = xd_dtype_size(c->dtype);
-    XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
-                XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
-    XDI_REQUIRE(comm->ctx,
-                (send == 0 || xdi_comm_reaches(comm, c->send)) &&
-                    (recv == 0 || xdi_comm_reaches(comm, c->recv)),
-                XD_ERROR_UNSUPPORTED,
-                "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
-                kind, send, recv, comm->transport->ops->name);
+    XD_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
+               XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
+    XD_REQUIRE(comm->ctx,
+               (send == 0 || xdi_comm_reaches(comm, c->send)) &&
+                   (recv == 0 || xdi_comm_reaches(comm, c->recv)),
+               XD_ERROR_UNSUPPORTED,
+               "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
+               kind, send, recv, comm->transport->ops->name);
     return XD_OK;
 }
 
@@ -15945,26 +15952,26 @@ static xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) 
     xd_ctx *ctx = comm->ctx;
     const xd_collective_kind k = c->kind;
     const char *kind = xdi_comm_kind((uint64_t)k);
-    XDI_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
-                "collective kind %d cannot be run", (int)k);
+    XD_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
+               "collective kind %d cannot be run", (int)k);
     if (k == XD_COLLECTIVE_BARRIER) return XD_OK;
-    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
-                (int)c->dtype);
-    XDI_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
-                "%s: count %" PRId64 " is negative or too large", kind, c->count);
+    XD_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
+               (int)c->dtype);
+    XD_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
+               "%s: count %" PRId64 " is negative or too large", kind, c->count);
     const bool pair = k == XD_COLLECTIVE_SEND || k == XD_COLLECTIVE_RECV;
     const bool rooted =
         pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
-    XDI_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
-                "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
-    XDI_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
-                "%s: rank %d is this rank itself", kind, c->root);
+    XD_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
+               "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
+    XD_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
+               "%s: rank %d is this rank itself", kind, c->root);
     const bool to_all = k == XD_COLLECTIVE_ALL_TO_ALL;
     if (to_all || k == XD_COLLECTIVE_REDUCE_SCATTER || k == XD_COLLECTIVE_SCATTER)
-        XDI_TRY(xdi_comm_validate_counts(comm, c, c->send_counts, c->send_displacements, "send"));
+        XD_TRY(xdi_comm_validate_counts(comm, c, c->send_counts, c->send_displacements, "send"));
     if (to_all || k == XD_COLLECTIVE_ALL_GATHER || k == XD_COLLECTIVE_GATHER)
-        XDI_TRY(xdi_comm_validate_counts(comm, c, c->recv_counts, c->recv_displacements, "recv"));
-    if (xdi_comm_reduces(k)) XDI_TRY(xdi_comm_validate_reduction(comm, c));
+        XD_TRY(xdi_comm_validate_counts(comm, c, c->recv_counts, c->recv_displacements, "recv"));
+    if (xdi_comm_reduces(k)) XD_TRY(xdi_comm_validate_reduction(comm, c));
     return xdi_comm_validate_buffers(comm, c);
 }
 
@@ -16107,9 +16114,9 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
         xdi_comm_show(field, values[other], theirs, sizeof theirs);
         xdi_comm_show(field, values[0], ours, sizeof ours);
     }
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
-                            "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
-                            ours);
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
+                           "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
+                           ours);
 }
 
 /* One more round of control records that carry nothing but two numbers. */
@@ -16131,11 +16138,11 @@ static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, 
         if (k < n && !shared) continue;
         char name[32];
         snprintf(name, sizeof name, k < n ? "counts[%d] =" : "leaves.total", k);
-        XDI_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
+        XD_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
         for (int r = 0; r < n; r++) comm->values[r] = comm->all[r].count;
-        XDI_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
+        XD_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
     }
-    return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
+    return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
 
 /* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right
@@ -16145,17 +16152,17 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     const int *world = comm->transport->world_ranks;
     for (int k = 0; k < n; k++) {
         const int to = (rank + k) % n, from = (rank - k + n) % n;
-        XDI_TRY(xdi_comm_tell(comm, (uint64_t)c->send_counts[to], (uint64_t)c->recv_counts[from], deadline));
+        XD_TRY(xdi_comm_tell(comm, (uint64_t)c->send_counts[to], (uint64_t)c->recv_counts[from], deadline));
         for (int r = 0; r < n; r++) {
             const int peer = (r + k) % n;
             if (comm->all[r].count != comm->all[peer].extra)
-                return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH,
-                                "all_to_all: rank %d sends count %" PRIu64
-                                ", but rank %d receives count %" PRIu64,
-                                world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
+                return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH,
+                               "all_to_all: rank %d sends count %" PRIu64
+                               ", but rank %d receives count %" PRIu64,
+                               world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
         }
     }
-    return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
+    return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
 /* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
@@ -16171,12 +16178,12 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         memset(&part, 0, sizeof part);
         const xd_error *error = xd_last_error(comm->ctx);
         if (mine != XD_OK && error->result == mine) memcpy(&part.count, error->message + k * CHUNK, CHUNK);
-        XDI_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
+        XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
     if (mine != XD_OK) return mine;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind,
-                            culprit, xd_result_name(theirs), message);
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
+                           xd_result_name(theirs), message);
 }
 
 /* The leaves of the ranks, in rank order, must cover [0, total) without a gap. */
@@ -16186,10 +16193,10 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     for (int r = 0; r <= n; r++) {
         const uint64_t begins = r < n ? comm->all[r].extra : (uint64_t)c->leaves.total;
         if (begins != end)
-            return XDI_FAIL_CULPRIT(
-                comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
-                "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
-                r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
+            return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH,
+                                   comm->transport->world_ranks[r < n ? r : n - 1],
+                                   "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64,
+                                   kind, r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
         if (r < n) end += comm->all[r].leaves;
     }
     return XD_OK;
@@ -16266,9 +16273,9 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
     if (comm->broken == XD_OK) return XD_OK;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
-                            "%s: the group is broken: rank %d caused %s in an earlier call",
-                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
+                           "%s: the group is broken: rank %d caused %s in an earlier call",
+                           xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
 /* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
@@ -16285,11 +16292,11 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
     if (result == XD_ERROR_ARGUMENT) {
         const int culprit = comm->transport->world_ranks[c->root];
-        return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
-                                xdi_comm_kind((uint64_t)c->kind), culprit);
+        return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
+                               xdi_comm_kind((uint64_t)c->kind), culprit);
     }
     if (result == XD_ERROR_MISMATCH) return result;
-    XDI_TRY(xdi_comm_break(comm, result));
+    XD_TRY(xdi_comm_break(comm, result));
     if (mine == XD_OK) xdi_comm_count(comm, c);
     return mine;
 }
@@ -16300,7 +16307,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
-    XDI_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
+    XD_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
     return xdi_comm_agreement(comm, c, mine, *deadline);
 }
 
@@ -16308,13 +16315,13 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
-    XDI_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
-    XDI_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
+    XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
     if (c.kind != XD_COLLECTIVE_BARRIER)
-        XDI_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
+        XD_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
     xdi_comm_count(comm, &c);
     xd_log(comm->ctx, XD_LOG_TRACE, "%s %" PRIu64 " on %d ranks: %" PRIu64 " bytes sent so far",
            xdi_comm_kind((uint64_t)c.kind), c.sequence, comm->transport->size, comm->counters.bytes_sent);
@@ -16415,15 +16422,15 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
     double deadline;
-    XDI_TRY(xdi_comm_whole(comm, &c));
-    XDI_TRY(xdi_comm_run(comm, &c, mine, &deadline));
+    XD_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_run(comm, &c, mine, &deadline));
     comm->counters.calls++;
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
     int can = mine ? 1 : 0;
-    XDI_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
+    XD_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
     *all = can == 1;
     return XD_OK;
 }
@@ -16446,7 +16453,7 @@ XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm) {
     return comm->ctx;
 }
 
-XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm) {
+XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
@@ -16455,7 +16462,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
     if (!comm) {
         transport->ops->destroy(transport);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a group handle");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a group handle");
     }
     comm->ctx = ctx;
     comm->transport = transport;
@@ -16467,7 +16474,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
     if (!comm->all || !comm->values || !comm->members || !comm->counts) {
         xd_comm_destroy(comm);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
     *out = comm;
     return XD_OK;
@@ -16506,21 +16513,21 @@ static xd_result xdi_comm_split_own(xd_comm *comm, int color, double deadline, x
     int rank = 0;
     while (comm->members[rank] != comm->transport->rank) rank++;
     xd_transport *transport = NULL;
-    XDI_TRY(comm->transport->ops->split(comm->transport, comm->members, size, rank, deadline, &transport));
-    XDI_TRY(xd_comm_create(comm->ctx, transport, child));
+    XD_TRY(comm->transport->ops->split(comm->transport, comm->members, size, rank, deadline, &transport));
+    XD_TRY(xd_comm_create(comm->ctx, transport, child));
     (*child)->is_world = false;
     return XD_OK;
 }
 
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out) {
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_SPLIT, NULL, NULL, XD_DTYPE_NONE);
-    XDI_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_whole(comm, &c));
     comm->sequence++;
     const double deadline = xdi_comm_deadline(comm);
     xd_control mine = xdi_comm_control(comm, &c, XD_OK);
     mine.extra = ((uint64_t)(uint32_t)color << 32) | (uint32_t)key;
-    XDI_TRY(xdi_comm_exchange(comm, &mine, NULL, deadline));
-    XDI_TRY(xdi_comm_agreement(comm, &c, XD_OK, deadline));
+    XD_TRY(xdi_comm_exchange(comm, &mine, NULL, deadline));
+    XD_TRY(xdi_comm_agreement(comm, &c, XD_OK, deadline));
     xd_comm *child = NULL;
     const xd_result made = color < 0 ? XD_OK : xdi_comm_split_own(comm, color, deadline, &child);
     const xd_result agreed = xd_agree(comm, made); /* one rank without memory: no rank gets a group */
@@ -16600,7 +16607,7 @@ static const xd_transport_ops xdi_self_ops = {
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
-    XDI_REQUIRE(ctx, self, XD_ERROR_MEMORY, "no room for a group of one rank");
+    XD_REQUIRE(ctx, self, XD_ERROR_MEMORY, "no room for a group of one rank");
     self->ops = &xdi_self_ops;
     self->ctx = ctx;
     self->size = 1;
@@ -16611,7 +16618,7 @@ static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
 
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
     xd_transport *transport = NULL;
-    XDI_TRY(xdi_self_create(ctx, &transport));
+    XD_TRY(xdi_self_create(ctx, &transport));
     return xd_comm_create(ctx, transport, out);
 }
 
@@ -16827,18 +16834,18 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     xdi_threads_settle(t);
     xdi_threads_drain(t);
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
-                                "rank %d came after the deadline: the world is broken", me);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                               "rank %d came after the deadline: the world is broken", me);
     if (cause == XD_ERROR_TIMEOUT && waiting) {
         xdi_threads_missing(t, missing, sizeof missing);
         if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
-                                "rank%s %s did not arrive before the deadline",
-                                strchr(missing, ',') ? "s" : "", missing);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                               "rank%s %s did not arrive before the deadline",
+                               strchr(missing, ',') ? "s" : "", missing);
     }
-    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
-                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
-                                                      : "failed or left");
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                           cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
+                                                     : "failed or left");
 }
 
 static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
@@ -16902,7 +16909,7 @@ static xd_result xdi_threads_round(xdi_threads *t, double deadline) {
     __atomic_store_n(&t->slot->arrived, ++t->round, __ATOMIC_RELEASE);
     for (int r = 0; r < t->group->size; r++)
         if (r != t->base.rank)
-            XDI_TRY(xdi_threads_wait(t, &t->group->slots[r].arrived, t->round, r, deadline));
+            XD_TRY(xdi_threads_wait(t, &t->group->slots[r].arrived, t->round, r, deadline));
     return XD_OK;
 }
 
@@ -16936,8 +16943,8 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     slot->event_destroy = memory.event_destroy;
     if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
     if (!slot->done) slot->done = memory.event_create(t->base.ctx);
-    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
-                "the device has no events for a group of ranks");
+    XD_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
+               "the device has no events for a group of ranks");
     return memory.event_record(&launch, slot->ready);
 }
 
@@ -16986,8 +16993,8 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) XDI_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
-    XDI_TRY(xdi_threads_round(t, deadline));
+    if (next) XD_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
+    XD_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
 }
@@ -17035,12 +17042,12 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
-        XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
+        XD_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                XDI_TRY(xdi_threads_bytes(t, c,
-                                          (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
-                                          sums, (size_t)n * size));
+                XD_TRY(xdi_threads_bytes(t, c,
+                                         (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                                         sums, (size_t)n * size));
     }
     return XD_OK;
 }
@@ -17049,8 +17056,8 @@ static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        XDI_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                                 c->recv_counts[r]));
+        XD_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                                c->recv_counts[r]));
     }
     return XD_OK;
 }
@@ -17090,8 +17097,8 @@ static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collecti
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
-            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
-    XDI_TRY(xdi_threads_move(t, c, false));
+            XD_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+    XD_TRY(xdi_threads_move(t, c, false));
     return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
 }
 
@@ -17101,16 +17108,16 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && t->group->slots[r].done)
-            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+            XD_TRY(memory.event_wait(&launch, t->group->slots[r].done));
     return XD_OK;
 }
 
 /* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
 static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
     t->stream = xdi_threads_launch(t, c).stream;
-    XDI_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
-    XDI_TRY(xdi_threads_round(t, deadline));
-    XDI_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
+    XD_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
+    XD_TRY(xdi_threads_round(t, deadline));
+    XD_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
     xdi_threads_exit(t);
     return XD_OK;
 }
@@ -17132,7 +17139,7 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     if (t->on_device) return xdi_threads_execute_device(t, c, deadline);
     const xd_result moved = xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
-    XDI_TRY(moved);
+    XD_TRY(moved);
     return xdi_threads_round(t, deadline);
 }
 
@@ -17144,14 +17151,14 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
     const bool sends = t->base.rank == sender;
     if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
     if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
-                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
-    XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
-                world[receiver], xd_dtype_name(mail->wanted_dtype));
-    XDI_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", world[sender],
-                (long long)mail->count, world[receiver], (long long)mail->wanted);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
+                               "rank %d refused its own arguments", world[sends ? receiver : sender]);
+    XD_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
+               world[receiver], xd_dtype_name(mail->wanted_dtype));
+    XD_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
+               "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
+               world[receiver], (long long)mail->wanted);
     return XD_OK;
 }
 
@@ -17161,10 +17168,10 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->count = c->count;
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
-    if (mail->on_device) XDI_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
+    if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
-    XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
+    XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
     if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -17178,16 +17185,16 @@ static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, 
     if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
     const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
     const xd_launch launch = xdi_threads_launch(t, c);
-    XDI_TRY(xdi_threads_ready(t, c));
-    XDI_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
-    XDI_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
+    XD_TRY(xdi_threads_ready(t, c));
+    XD_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XD_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
     return memory.event_record(&launch, t->slot->done);
 }
 
 static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                      double deadline) {
     const uint64_t number = mail->done + 1;
-    XDI_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
+    XD_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
@@ -17221,9 +17228,9 @@ static xd_result xdi_threads_split(xd_transport *transport, const int *members, 
         leader->child = made;
         __atomic_store_n(&leader->child_round, t->round, __ATOMIC_RELEASE);
     } else {
-        XDI_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
+        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
     }
-    XDI_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
+    XD_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
     return xdi_threads_attach(transport->ctx, leader->child, rank, out);
 }
 
@@ -17265,9 +17272,9 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out) 
     if (t->base.rank == 0) {
         t->group->shared = xdi_threads_allocate(t->group->world, bytes);
         if (!t->group->shared)
-            made = XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
+            made = XD_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
     }
-    XDI_TRY(xd_agree(comm, made));
+    XD_TRY(xd_agree(comm, made));
     *out = t->group->shared;
     return XD_OK;
 }
@@ -17289,7 +17296,7 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
         xdi_threads_group_leave(group);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;
@@ -17307,19 +17314,19 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
 /* ---- worlds ---- */
 
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
-    XDI_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
+    XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = (xd_thread_world *)xd_allocate(ctx, sizeof *world);
-    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
     world->allocator = xd_ctx_settings(ctx)->allocator;
     if (pthread_mutex_init(&world->lock, NULL) != 0) {
         xd_release(ctx, world);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
     }
     world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
     world->root = xdi_threads_group_create(world, ranks);
     if (!world->gone || !world->root) {
         xd_thread_world_destroy(world);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
     }
     for (int r = 0; r < ranks; r++) world->root->world_ranks[r] = r;
     *out = world;
@@ -17339,10 +17346,10 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world) {
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
-    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
-                rank, world->root->size);
-    XDI_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
-                XD_ERROR_STATE, "rank %d has joined before", rank);
+    XD_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
+               rank, world->root->size);
+    XD_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
+               XD_ERROR_STATE, "rank %d has joined before", rank);
     xd_ctx_set_rank(ctx, rank);
     xd_transport *transport = NULL;
     xd_comm *comm = NULL;
@@ -17433,7 +17440,7 @@ static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ran
     for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
     if (started < ranks) {
         const xd_result result =
-            XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
         if (error) *error = *xd_last_error(ctx);
         return result;
     }
@@ -17453,7 +17460,7 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
     result = xd_thread_world_create(ctx, ranks, &world);
     if (result == XD_OK) {
         runs = (xdi_threads_run *)xd_allocate(ctx, (size_t)ranks * sizeof *runs);
-        if (!runs) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);
+        if (!runs) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);
     }
     if (result != XD_OK && error) *error = *xd_last_error(ctx);
     for (int r = 0; runs && r < ranks; r++) {
@@ -17585,13 +17592,13 @@ static bool xdi_node_join(xdi_node *node, const int64_t *name) {
 /* Collective, whatever a rank can do; *shared says whether all could do everything. */
 static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
-    XDI_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
+    XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
     if (can && rank > 0) can = xdi_node_join(node, name);
     if (can) {
         struct flock lock = xdi_node_byte(rank);
         can = fcntl(node->file, F_SETLK, &lock) == 0;
     }
-    XDI_TRY(xdi_comm_all_can(comm, can, shared));
+    XD_TRY(xdi_comm_all_can(comm, can, shared));
     if (!*shared) return XD_OK;
     for (int r = 0; r < xd_comm_size(comm); r++) can = can && (r == rank || xdi_node_lives(node, r));
     return xdi_comm_all_can(comm, can, shared);
@@ -17653,10 +17660,10 @@ static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
     xd_ctx *ctx = xd_comm_ctx(node->comm);
     if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
-        return XDI_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
-                                culprit);
-    return XDI_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
-                            late ? "came after the deadline" : "has died or left");
+        return XD_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
+                               culprit);
+    return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
+                           late ? "came after the deadline" : "has died or left");
 }
 
 static void xdi_node_pause(int turn) {
@@ -17676,7 +17683,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
     for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
         if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
         if (turn < XDI_NODE_SPIN) continue;
-        if (transport->ops->poll) XDI_TRY(transport->ops->poll(transport));
+        if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
         /* The clock and the lock first, the counter after them: what came in time counts. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
@@ -17717,15 +17724,15 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XDI_REQUIRE(ctx,
-                leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                    leaves.count <= leaves.total - leaves.first,
-                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-                leaves.first, leaves.count, leaves.total);
-    XDI_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
+    XD_REQUIRE(ctx,
+               leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
+                   leaves.count <= leaves.total - leaves.first,
+               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+               leaves.first, leaves.count, leaves.total);
+    XD_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
     size_t bytes = 0;
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
-    XDI_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
+    XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
     stack->elements = elements;
@@ -17733,16 +17740,16 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
         stack->nodes = (float *)xd_allocate(ctx, bytes);
     if (!stack->nodes) {
         xd_leaf_stack_destroy(stack);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
-                        elements);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
+                       elements);
     }
     *out = stack;
     return XD_OK;
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
-    XDI_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
-                s->leaves.count);
+    XD_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
+               s->leaves.count);
     float *top = s->nodes + s->depth++ * s->elements;
     memcpy(top, leaf, (size_t)s->elements * sizeof *top);
     const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
@@ -17786,40 +17793,40 @@ XD_PRIVATE bool xdi_topology_name_is_valid(const char *name) {
 
 static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     for (int i = 0; i < axis_count; i++) {
-        XDI_REQUIRE(ctx, !axes[i].name == !axes[0].name, XD_ERROR_ARGUMENT,
-                    "axis %d %s a name and axis 0 %s: name all of the %d axes or none", i,
-                    axes[i].name ? "has" : "lacks", axes[0].name ? "has" : "lacks", axis_count);
+        XD_REQUIRE(ctx, !axes[i].name == !axes[0].name, XD_ERROR_ARGUMENT,
+                   "axis %d %s a name and axis 0 %s: name all of the %d axes or none", i,
+                   axes[i].name ? "has" : "lacks", axes[0].name ? "has" : "lacks", axis_count);
         if (!axes[i].name) continue;
-        XDI_REQUIRE(ctx, xdi_topology_name_is_valid(axes[i].name), XD_ERROR_ARGUMENT,
-                    "axis %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, axes[i].name,
-                    XD_AXIS_NAME_MAX - 1);
+        XD_REQUIRE(ctx, xdi_topology_name_is_valid(axes[i].name), XD_ERROR_ARGUMENT,
+                   "axis %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, axes[i].name,
+                   XD_AXIS_NAME_MAX - 1);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, strcmp(axes[i].name, axes[k].name) != 0, XD_ERROR_ARGUMENT,
-                        "axes %d and %d are both named \"%s\"", k, i, axes[i].name);
+            XD_REQUIRE(ctx, strcmp(axes[i].name, axes[k].name) != 0, XD_ERROR_ARGUMENT,
+                       "axes %d and %d are both named \"%s\"", k, i, axes[i].name);
     }
     return XD_OK;
 }
 
 static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     int fills = 0;
-    XDI_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    XD_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
     for (int i = 0; i < axis_count; i++) {
-        XDI_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
-                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
+        XD_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
+                   "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
         fills += axes[i].size == -1;
     }
-    XDI_REQUIRE(ctx, fills <= 1, XD_ERROR_ARGUMENT, "%d axes have size -1, at most 1 can fill", fills);
+    XD_REQUIRE(ctx, fills <= 1, XD_ERROR_ARGUMENT, "%d axes have size -1, at most 1 can fill", fills);
     return xdi_topology_check_names(ctx, axes, axis_count);
 }
 
 static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int rank_count, int world_size) {
     for (int i = 0; i < rank_count; i++) {
-        XDI_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
-                    "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
+        XD_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
+                   "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d",
-                        k, i, ranks[i]);
+            XD_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d", k,
+                       i, ranks[i]);
     }
     return XD_OK;
 }
@@ -17828,28 +17835,28 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
                                     int rank_count, int world_size, xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
-    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
     const int available = ranks ? rank_count : world_size;
-    XDI_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
+    XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
         t.size[i] = axes[i].size;
         if (axes[i].name) memcpy(t.name[i], axes[i].name, strlen(axes[i].name) + 1);
         if (axes[i].size > 0) product *= axes[i].size;
-        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
-                    "axis sizes multiply to more than 2^31 ranks");
+        XD_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
+                   "axis sizes multiply to more than 2^31 ranks");
     }
     for (int i = 0; i < axis_count; i++) {
         if (t.size[i] != -1) continue;
-        XDI_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
-                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
-                    (int)product);
+        XD_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
+                   "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
+                   (int)product);
         t.size[i] = available / (int)product;
         product = available;
     }
-    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
-                (int)product, ranks ? "the list has" : "the world has", available);
-    if (ranks) XDI_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+    XD_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
+               (int)product, ranks ? "the list has" : "the world has", available);
+    if (ranks) XD_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
     t.ranks = ranks;
@@ -17879,18 +17886,18 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     for (const char *rest = order, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         const int axis = xdi_topology_find(axes, axis_count, name, length);
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
-                    (int)length, name, axis_count);
-        XDI_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
-                    axes[axis].name);
+        XD_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
+                   (int)length, name, axis_count);
+        XD_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
+                   axes[axis].name);
         seen |= 1u << axis;
         sequence[count++] = axis;
     }
     for (int i = 0; i < axis_count; i++) {
         if (seen >> i & 1u) continue;
-        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
-                    "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
-                    axes[i].size);
+        XD_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
+                   "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
+                   axes[i].size);
         sequence[count++] = i;
     }
     return XD_OK;
@@ -17900,15 +17907,15 @@ XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd
                                         int world_size, xd_topology *out) {
     int sequence[XD_MESH_AXES_MAX];
     xd_axis sorted[XD_MESH_AXES_MAX];
-    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    XDI_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
-    XDI_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
+    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    XD_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XD_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
     for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
     xd_topology t;
-    XDI_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
+    XD_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
     const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
-    XDI_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
-                "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
+               "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
     *out = t;
     return XD_OK;
 }
@@ -17918,15 +17925,15 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
-    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
-                "tensor is %d and domain is %d, must be at least 1", tensor, domain);
-    XDI_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
-                "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
+    XD_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
+               "tensor is %d and domain is %d, must be at least 1", tensor, domain);
+    XD_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
+               "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
     const int dp = world_size / (tensor * domain);
-    XDI_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
-                "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
-                "allow it)",
-                dp);
+    XD_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
+               "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
+               "allow it)",
+               dp);
     const char *const names[3] = { "dp", "tp", "domain" };
     const int sizes[3] = { dp, tensor, domain };
     for (int i = 0; i < 3; i++) {
@@ -17945,9 +17952,9 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
                                           xd_topology *out) {
     const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
     const int64_t taken = (int64_t)tp * cp * ep * d->pp;
-    XDI_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
-                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
-                d->world_size);
+    XD_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
+               "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
+               d->world_size);
     const int sizes[5] = { tp, cp, ep, (int)(d->world_size / taken), d->pp };
     xd_axis axes[5];
     for (int i = 0; i < 5; i++) {
@@ -17973,11 +17980,11 @@ static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *de
         int first[2], place[2];
         xdi_topology_pipeline_place(dense, rank, &first[0], &place[0]);
         xdi_topology_pipeline_place(expert, rank, &first[1], &place[1]);
-        XDI_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
-                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
-                    "of rank %d in "
-                    "the expert grid",
-                    rank, place[0], first[0], place[1], first[1]);
+        XD_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
+                   "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
+                   "of rank %d in "
+                   "the expert grid",
+                   rank, place[0], first[0], place[1], first[1]);
     }
     return XD_OK;
 }
@@ -17992,20 +17999,20 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     if (!d.expert_tp) d.expert_tp = d.tp;
     if (!d.optimizer_instances) d.optimizer_instances = 1;
     if (!d.order) d.order = "tp-cp-ep-dp-pp";
-    XDI_REQUIRE(ctx,
-                d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
-                XD_ERROR_ARGUMENT,
-                "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
-                d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
-    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT,
-                "virtual_pipeline is %d but pp is %d", d.virtual_pipeline, d.pp);
+    XD_REQUIRE(ctx,
+               d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
+               XD_ERROR_ARGUMENT,
+               "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
+               d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
+    XD_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT, "virtual_pipeline is %d but pp is %d",
+               d.virtual_pipeline, d.pp);
     xd_topology grids[2];
-    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
-    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
+    XD_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
+    XD_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
     const int data_ranks = d.world_size / (d.tp * d.pp);
-    XDI_REQUIRE(ctx, data_ranks % d.optimizer_instances == 0, XD_ERROR_TOPOLOGY,
-                "dp x cp is %d, not a multiple of %d optimizer instances", data_ranks, d.optimizer_instances);
-    XDI_TRY(xdi_topology_check_pipelines(ctx, &grids[0], &grids[1]));
+    XD_REQUIRE(ctx, data_ranks % d.optimizer_instances == 0, XD_ERROR_TOPOLOGY,
+               "dp x cp is %d, not a multiple of %d optimizer instances", data_ranks, d.optimizer_instances);
+    XD_TRY(xdi_topology_check_pipelines(ctx, &grids[0], &grids[1]));
     *dense = grids[0];
     *expert = grids[1];
     return XD_OK;
@@ -18017,15 +18024,15 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
     xd_axis axes[XD_MESH_AXES_MAX];
     int64_t product = 1;
     int count = 0;
-    XDI_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
-                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
-                topology->axis_count, XD_MESH_AXES_MAX);
-    XDI_TRY(xdi_topology_check_axes(ctx, parts, part_count));
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
+    XD_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
+               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+               topology->axis_count, XD_MESH_AXES_MAX);
+    XD_TRY(xdi_topology_check_axes(ctx, parts, part_count));
     for (int i = 0; i < part_count; i++) product *= parts[i].size;
-    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
-                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
-                topology->size[at]);
+    XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
+               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+               topology->size[at]);
     for (int i = 0; i < topology->axis_count; i++) {
         for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
         if (i == at) continue;
@@ -18033,7 +18040,7 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
         axes[count++].size = topology->size[i];
     }
     xd_topology t;
-    XDI_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    XD_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;
@@ -18048,18 +18055,18 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
 XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                   unsigned *mask) {
     unsigned found = 0;
-    XDI_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
-                "\"%s\" cannot be looked up: the mesh has no axis names", names);
+    XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
+               "\"%s\" cannot be looked up: the mesh has no axis names", names);
     for (const char *rest = names, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         int axis = topology->axis_count - 1;
         while (axis >= 0 &&
                (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
             axis--;
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
-                    (int)length, name, names, topology->axis_count);
-        XDI_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
-                    topology->name[axis]);
+        XD_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
+                   (int)length, name, names, topology->axis_count);
+        XD_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
+                   topology->name[axis]);
         found |= 1u << axis;
     }
     *mask = found;
@@ -18110,7 +18117,7 @@ XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int
 XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
                                     int *group_size) {
     unsigned mask;
-    XDI_TRY(xd_topology_axes(ctx, topology, names, &mask));
+    XD_TRY(xd_topology_axes(ctx, topology, names, &mask));
     *group_size = xd_topology_groups_of(topology, mask, ranks);
     return XD_OK;
 }
@@ -18193,7 +18200,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
     const xd_result room =
-        xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
+        xd_agree(comm, counts ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
     if (room != XD_OK) {
         xd_release(ctx, counts);
         return room;
@@ -18213,8 +18220,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
         differ++;
     }
     if (differ)
-        result = XDI_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
-                          differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
+                         differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
 }
@@ -18344,8 +18351,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     entry = xdi_mesh_partition(table, &root->topology, mask);
     xd_result result = XD_OK;
     if (!entry)
-        result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
-                          root->topology.rank_count);
+        result = XD_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
+                         root->topology.rank_count);
     result = xd_agree(parent, result);
     if (result == XD_OK) {
         const uint64_t hash =
@@ -18368,7 +18375,7 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
-    XDI_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
+    XD_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
     xd_result result = XD_OK;
     for (int i = 0; root->member && result == XD_OK && i < root->topology.axis_count; i++)
         result = xdi_mesh_entry_for(root, 1u << i, members->comm, &entry);
@@ -18439,8 +18446,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     xd_axis axes[XD_MESH_AXES_MAX];
     int count = 0;
     int64_t product = 1;
-    XDI_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
-                "share is a mesh over another world");
+    XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
+               "share is a mesh over another world");
     memcpy(axes, d->axes, sizeof axes);
     for (; count < XD_MESH_AXES_MAX && (axes[count].name || axes[count].size); count++)
         product = product > 0 && product <= INT32_MAX ? product * axes[count].size : -1;
@@ -18452,8 +18459,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
             axes[i].size = d->topology->size[i];
         }
     }
-    XDI_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
-                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
+    XD_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
+               "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
     return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
                               d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
                               out);
@@ -18462,20 +18469,20 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_topology topology;
-    XDI_TRY(xdi_mesh_topology_of(world, desc, &topology));
+    XD_TRY(xdi_mesh_topology_of(world, desc, &topology));
     xdi_mesh_table *table = desc->share ? desc->share->root->table : NULL;
     if (table)
         table->references++;
     else {
         table = (xdi_mesh_table *)xd_allocate(ctx, sizeof *table);
-        XDI_REQUIRE(ctx, table, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+        XD_REQUIRE(ctx, table, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
         table->references = 1;
         table->ctx = ctx;
         table->world = world;
     }
     xd_mesh *mesh = xdi_mesh_root_create(table, &topology);
     xdi_mesh_table_release(table); /* the mesh holds it now */
-    XDI_REQUIRE(ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+    XD_REQUIRE(ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
     *out = mesh;
     return XD_OK;
 }
@@ -18516,27 +18523,27 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
 }
 
 static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
-    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
-                "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
-                mesh->root->topology.rank_count);
+    XD_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
+               "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
+               mesh->root->topology.rank_count);
     return XD_OK;
 }
 
 /* Index of a mesh's own axis; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
-    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
-                "the mesh has %d axes: name one", mesh->topology.axis_count);
+    XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
+               "the mesh has %d axes: name one", mesh->topology.axis_count);
     *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
-    XDI_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
-                mesh->topology.axis_count);
+    XD_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
+               mesh->topology.axis_count);
     return XD_OK;
 }
 
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
     int own[XD_MESH_AXES_MAX], index;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
     xd_topology_coordinate(&mesh->topology, xd_comm_rank(mesh->root->table->world), own);
     *coordinate = own[index];
     return XD_OK;
@@ -18544,7 +18551,7 @@ XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *
 
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size) {
     int index;
-    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
     *size = mesh->topology.size[index];
     return XD_OK;
 }
@@ -18563,20 +18570,20 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
     unsigned seen = 0;
-    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
-                "\"%s\" cannot be looked up: the mesh has no axis names", list);
+    XD_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
+               "\"%s\" cannot be looked up: the mesh has no axis names", list);
     *count = 0;
     for (const char *rest = list, *name; rest; (*count)++) {
         const size_t length = xdi_topology_next(&rest, &name);
-        XDI_REQUIRE(ctx, *count < XD_MESH_AXES_MAX && length < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
-                    "\"%s\" names more than %d axes or has a name above %d letters", list, XD_MESH_AXES_MAX,
-                    XD_AXIS_NAME_MAX - 1);
+        XD_REQUIRE(ctx, *count < XD_MESH_AXES_MAX && length < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+                   "\"%s\" names more than %d axes or has a name above %d letters", list, XD_MESH_AXES_MAX,
+                   XD_AXIS_NAME_MAX - 1);
         memset(names[*count], 0, XD_AXIS_NAME_MAX);
         memcpy(names[*count], name, length);
         sets[*count] = xdi_mesh_lookup(root, names[*count]);
-        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
-                    names[*count], list);
-        XDI_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
+        XD_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
+                   names[*count], list);
+        XD_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
         seen |= sets[*count];
     }
     return XD_OK;
@@ -18585,15 +18592,15 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
 /* Sets in ascending order of their first root axis. */
 static xd_result xdi_mesh_require_ascending(xd_ctx *ctx, const unsigned *sets, int count) {
     for (int i = 1; i < count; i++)
-        XDI_REQUIRE(ctx, (sets[i] & (0u - sets[i])) > (sets[i - 1] & (0u - sets[i - 1])), XD_ERROR_ARGUMENT,
-                    "axes %d and %d of the list stand in the other order in the mesh", i - 1, i);
+        XD_REQUIRE(ctx, (sets[i] & (0u - sets[i])) > (sets[i - 1] & (0u - sets[i - 1])), XD_ERROR_ARGUMENT,
+                   "axes %d and %d of the list stand in the other order in the mesh", i - 1, i);
     return XD_OK;
 }
 
 static xd_result xdi_mesh_group_of(xdi_mesh_root *root, unsigned mask, xd_comm **out) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *entry = NULL;
-    XDI_TRY(xdi_mesh_entry_for(root, mask, root->groups[all]->comm, &entry));
+    XD_TRY(xdi_mesh_entry_for(root, mask, root->groups[all]->comm, &entry));
     *out = entry->comm;
     return XD_OK;
 }
@@ -18602,11 +18609,11 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count = 1;
-    XDI_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_require_member(mesh));
     if (axes)
-        XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+        XD_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
     else {
-        XDI_TRY(xdi_mesh_own_axis(mesh, NULL, &count));
+        XD_TRY(xdi_mesh_own_axis(mesh, NULL, &count));
         sets[0] = mesh->axes[0];
         count = 1;
     }
@@ -18617,7 +18624,7 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
 static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
                                  const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
     xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
-    XDI_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
+    XD_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
     *out = mesh;
     return XD_OK;
 }
@@ -18626,23 +18633,22 @@ XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
     unsigned sets[XD_MESH_AXES_MAX];
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
-    XDI_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+    XD_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
     return xdi_mesh_derive(mesh->root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, count, out);
 }
 
 /* The name a flattened set gets: the caller's, or its axes joined with '_'. */
 static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *name, char *out) {
     const char *source = name ? name : axes;
-    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
-                "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
+    XD_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+               "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
     memset(out, 0, XD_AXIS_NAME_MAX);
     memcpy(out, source, strlen(source));
     for (char *c = out; !name && *c; c++)
         if (*c == ',' || *c == '-') *c = '_';
-    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis",
-                out);
+    XD_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis", out);
     return XD_OK;
 }
 
@@ -18653,17 +18659,17 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX], flat[1][XD_AXIS_NAME_MAX];
     int count;
     xd_comm *comm;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
-    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, count));
-    XDI_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
+    XD_TRY(xdi_mesh_require_ascending(ctx, sets, count));
+    XD_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
     for (int i = 0; i < count; i++) mask |= sets[i];
     const unsigned known = xdi_mesh_lookup(root, flat[0]);
-    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
-                "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
-    XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "the mesh already has %d flattened names, the most there can be", root->flat_count);
-    XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
+    XD_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
+               "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
+    XD_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "the mesh already has %d flattened names, the most there can be", root->flat_count);
+    XD_TRY(xdi_mesh_group_of(root, mask, &comm));
     xd_mesh *made = NULL;
     xd_result result = xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
     if (!known) result = xd_agree(root->groups[(1u << root->topology.axis_count) - 1u]->comm, result);
@@ -18686,15 +18692,15 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_topology topology;
     xd_mesh *fresh = NULL;
     xd_comm *members;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_group_of(root, all, &members));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_group_of(root, all, &members));
     xd_result result =
         xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)
-            result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
-                              topology.axis_count);
+            result = XD_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
+                             topology.axis_count);
     }
     return xdi_mesh_publish(members, result, fresh, out);
 }
@@ -18705,19 +18711,19 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int total = 0;
-    XDI_TRY(xdi_mesh_require_member(slices[0]));
+    XD_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
-                    "slice %d comes from another mesh than slice 0", i);
+        XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
+                   "slice %d comes from another mesh than slice 0", i);
         for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
-            XDI_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
-                        "slice %d repeats an axis of the %d slices", i, count);
+            XD_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
+                       "slice %d repeats an axis of the %d slices", i, count);
             sets[total] = slices[i]->axes[k];
             seen |= sets[total];
             memcpy(names[total], slices[i]->topology.name[k], XD_AXIS_NAME_MAX);
         }
     }
-    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, total));
+    XD_TRY(xdi_mesh_require_ascending(ctx, sets, total));
     return xdi_mesh_derive(root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, total, out);
 }
 
@@ -19001,20 +19007,20 @@ struct xd_layout {
 static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     int64_t room = (int64_t)1 << 62;
     bool empty = false;
-    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
-                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
-    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
-                "a layout needs a topology with axes");
+    XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XD_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
+               "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
-                    (long long)d->shape[i]);
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
+                   (long long)d->shape[i]);
         empty = empty || d->shape[i] == 0;
     }
     for (int i = 0; i < d->ndim && !empty; i++) {
         room /= d->shape[i];
-        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
-                    "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
-                    (long long)d->shape[i]);
+        XD_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
+                   "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
+                   (long long)d->shape[i]);
     }
     return XD_OK;
 }
@@ -19022,20 +19028,20 @@ static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
 static xd_result xdi_layout_check_split(xd_ctx *ctx, const xd_layout_desc *d, int axis) {
     const xd_placement *p = &d->placement[axis];
     const int forms = (p->offsets != NULL) + (p->sections > 1) + p->balanced;
-    XDI_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
-                "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
-    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
-                "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
-    XDI_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
-                "axis %d has %d sections, at most %d are possible", axis, p->sections,
-                XD_LAYOUT_INTERVALS_MAX);
+    XD_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
+               "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
+    XD_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
+               "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
+    XD_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
+               "axis %d has %d sections, at most %d are possible", axis, p->sections,
+               XD_LAYOUT_INTERVALS_MAX);
     for (int i = 0; p->offsets && i < d->topology->size[axis]; i++)
-        XDI_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
-                    "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
-                    (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
+        XD_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
+                   "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
+                   (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
     for (int i = 0; p->section_sizes && i < p->sections; i++)
-        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
-                    axis, i, (long long)p->section_sizes[i]);
+        XD_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
+                   axis, i, (long long)p->section_sizes[i]);
     return XD_OK;
 }
 
@@ -19044,19 +19050,19 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     unsigned seen = 0;
     for (int i = 0; i < d->topology->axis_count; i++) {
         const xd_placement *p = &d->placement[i];
-        XDI_REQUIRE(ctx,
-                    d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
-                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
-                    d->order[i], d->topology->axis_count);
+        XD_REQUIRE(ctx,
+                   d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
+                   XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
+                   d->order[i], d->topology->axis_count);
         seen |= 1u << d->order[i];
-        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
-                    XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
-        if (p->kind == XD_SHARD) XDI_TRY(xdi_layout_check_split(ctx, d, i));
+        XD_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
+                   XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
+        if (p->kind == XD_SHARD) XD_TRY(xdi_layout_check_split(ctx, d, i));
         if (p->kind != XD_PARTIAL) continue;
         if (first_partial < 0) first_partial = i;
-        XDI_REQUIRE(ctx, p->op == d->placement[first_partial].op, XD_ERROR_UNSUPPORTED,
-                    "axes %d and %d are partial by different operations, %d and %d", first_partial, i,
-                    (int)d->placement[first_partial].op, (int)p->op);
+        XD_REQUIRE(ctx, p->op == d->placement[first_partial].op, XD_ERROR_UNSUPPORTED,
+                   "axes %d and %d are partial by different operations, %d and %d", first_partial, i,
+                   (int)d->placement[first_partial].op, (int)p->op);
     }
     return XD_OK;
 }
@@ -19139,19 +19145,19 @@ static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) 
         xd_topology_coordinate(d->topology, rank, coordinate);
         const int axis = xdi_layout_split(d, coordinate, &region, &extent);
         if (axis < 0) continue;
-        XDI_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
-                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
-                    d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
+        XD_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
+                   "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
+                   d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
         const xd_placement *p = &d->placement[axis];
         const long long given =
             p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE,
-                        "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
-                        (long long)extent, p->dim, rank,
-                        p->offsets    ? "offsets end at"
-                        : p->balanced ? "balanced pieces need a multiple of 2 x"
-                                      : "sections do not add up to that; there are",
-                        p->balanced ? (long long)d->topology->size[axis] : given);
+        return XD_FAIL(ctx, XD_ERROR_SHAPE,
+                       "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
+                       (long long)extent, p->dim, rank,
+                       p->offsets    ? "offsets end at"
+                       : p->balanced ? "balanced pieces need a multiple of 2 x"
+                                     : "sections do not add up to that; there are",
+                       p->balanced ? (long long)d->topology->size[axis] : given);
     }
     return XD_OK;
 }
@@ -19191,11 +19197,11 @@ static bool xdi_layout_own(xd_layout *layout) {
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out) {
     xd_layout_desc d = *desc;
     xdi_layout_defaults(&d);
-    XDI_TRY(xdi_layout_check_shape(ctx, &d));
-    XDI_TRY(xdi_layout_check(ctx, &d));
+    XD_TRY(xdi_layout_check_shape(ctx, &d));
+    XD_TRY(xdi_layout_check(ctx, &d));
     for (int i = 0; i < d.topology->axis_count; i++)
         if (d.placement[i].kind == XD_SHARD && d.placement[i].dim < 0) d.placement[i].dim += d.ndim;
-    XDI_TRY(xdi_layout_check_regions(ctx, &d));
+    XD_TRY(xdi_layout_check_regions(ctx, &d));
     xd_layout *layout = (xd_layout *)xd_allocate(ctx, sizeof *layout);
     if (layout) {
         layout->ctx = ctx;
@@ -19203,7 +19209,7 @@ XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_la
     }
     if (!layout || !xdi_layout_own(layout)) {
         xd_layout_destroy(layout);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
     }
     *out = layout;
     return XD_OK;
@@ -19330,13 +19336,13 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
 
 /* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
  * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
-typedef struct xdi_plan_holders {
+typedef struct xdi_redistribution_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
     int *turn; /* [cells][pieces]: whose turn it is among the replicas */
-} xdi_plan_holders;
+} xdi_redistribution_holders;
 
-typedef struct xdi_plan_exchange {
+typedef struct xdi_redistribution_exchange {
     const xd_layout *from, *to;
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
     xd_reduce_op op;
@@ -19350,21 +19356,21 @@ typedef struct xdi_plan_exchange {
     xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
-} xdi_plan_exchange;
+} xdi_redistribution_exchange;
 
-struct xd_plan {
+struct xd_redistribution {
     xd_ctx *ctx;
-    xd_plan_desc desc;
+    xd_redistribution_desc desc;
     xd_region window;
     int64_t stride[2][XD_DIMS_MAX];
     int step_count;
-    xdi_plan_exchange step[2];
+    xdi_redistribution_exchange step[2];
     xd_layout *middle;               /* between two steps */
     void *middle_data, *send, *recv; /* in memory of the context's device, like the next */
     void *zero;                      /* eight bytes */
 };
 
-static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
+static unsigned xdi_redistribution_axes(const xd_layout *layout, xd_placement_kind kind) {
     const xd_layout_desc *d = xd_layout_settings(layout);
     unsigned mask = 0;
     for (int i = 0; i < d->topology->axis_count; i++)
@@ -19373,7 +19379,7 @@ static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
 }
 
 /* Row-major number of the coordinate over the axes in mask; *size is set to how many there are. */
-static int xdi_plan_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
+static int xdi_redistribution_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
     int linear = 0;
     *size = 1;
     for (int i = 0; i < t->axis_count; i++) {
@@ -19384,9 +19390,10 @@ static int xdi_plan_linear(const xd_topology *t, unsigned mask, const int *coord
     return linear;
 }
 
-static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi_plan_holders *h) {
+static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribution_exchange *x,
+                                              xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->from)->topology;
-    const unsigned all = (1u << t->axis_count) - 1u, copies = xdi_plan_axes(x->from, XD_REPLICATE);
+    const unsigned all = (1u << t->axis_count) - 1u, copies = xdi_redistribution_axes(x->from, XD_REPLICATE);
     memset(h, 0, sizeof *h);
     h->rank = (int *)xd_allocate(ctx, 2 * (size_t)t->rank_count * sizeof *h->rank);
     if (!h->rank) return false;
@@ -19395,16 +19402,16 @@ static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi
         const int rank = t->ranks ? t->ranks[i] : i;
         int coordinate[XD_MESH_AXES_MAX] = { 0 };
         xd_topology_coordinate(t, rank, coordinate);
-        const int cell = xdi_plan_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
-        const int piece = xdi_plan_linear(t, x->reduced, coordinate, &h->pieces);
-        const int replica = xdi_plan_linear(t, copies, coordinate, &h->replicas);
+        const int cell = xdi_redistribution_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
+        const int piece = xdi_redistribution_linear(t, x->reduced, coordinate, &h->pieces);
+        const int replica = xdi_redistribution_linear(t, copies, coordinate, &h->replicas);
         h->rank[(cell * h->pieces + piece) * h->replicas + replica] = rank;
     }
     return true;
 }
 
 /* The rank among the replicas of one piece that gives it to `taker`: itself, else they take turns. */
-static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
+static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int piece, int taker) {
     const int slot = cell * h->pieces + piece;
     const int *ranks = h->rank + slot * h->replicas;
     for (int i = 0; i < h->replicas; i++)
@@ -19413,8 +19420,8 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 }
 
 /* What a rank is to have of the destination. False when that is nothing that moves. */
-static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
-                            bool *zero) {
+static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                      int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
     *zero = false;
@@ -19424,38 +19431,41 @@ static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int
         xd_region_intersect(&whole, &plan->window, wanted);
     }
     xd_topology_coordinate(t, rank, coordinate);
-    *zero = xdi_plan_linear(t, x->added, coordinate, &ignored) != 0;
+    *zero = xdi_redistribution_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
 }
 
 /* On axes that stay partial a rank takes only from its own coordinate. */
-static bool xdi_plan_same_partial(const xdi_plan_exchange *x, int a, int b) {
+static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x, int a, int b) {
     const xd_topology *t = xd_layout_settings(x->from)->topology;
     int ca[XD_MESH_AXES_MAX], cb[XD_MESH_AXES_MAX], ignored;
     if (!x->kept) return true;
     xd_topology_coordinate(t, a, ca);
     xd_topology_coordinate(t, b, cb);
-    return xdi_plan_linear(t, x->kept, ca, &ignored) == xdi_plan_linear(t, x->kept, cb, &ignored);
+    return xdi_redistribution_linear(t, x->kept, ca, &ignored) ==
+           xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
 /* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
  * turns. */
-static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_holders *h) {
+static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                      xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     const int me = plan->desc.rank;
     for (int i = 0; i < t->rank_count; i++) {
         const int taker = t->ranks ? t->ranks[i] : i;
         xd_region wanted, held, common;
         bool zero;
-        if (!xdi_plan_wanted(plan, x, taker, &wanted, &zero)) continue;
+        if (!xdi_redistribution_wanted(plan, x, taker, &wanted, &zero)) continue;
         for (int cell = 0; cell < h->cells; cell++) {
             const int first = h->rank[cell * h->pieces * h->replicas];
             xd_layout_region(x->from, first, &held);
-            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common))
+            if (!xdi_redistribution_same_partial(x, first, taker) ||
+                !xd_region_intersect(&held, &wanted, &common))
                 continue;
             const int64_t count = xd_region_numel(&common);
             for (int piece = 0; piece < h->pieces; piece++) {
-                const int giver = xdi_plan_giver(h, cell, piece, taker);
+                const int giver = xdi_redistribution_giver(h, cell, piece, taker);
                 if (taker == me) x->source[cell * h->pieces + piece] = giver;
                 if (giver == taker) {
                     if (taker == me) x->kept_count += count;
@@ -19470,12 +19480,12 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
 }
 
 /* The dense common part of what I hold and what `peer` wants, or the other way round. */
-static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending,
-                             xd_region *message) {
+static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                       int peer, bool sending, xd_region *message) {
     xd_region other;
     bool zero;
     if (sending) {
-        xdi_plan_wanted(plan, x, peer, &other, &zero);
+        xdi_redistribution_wanted(plan, x, peer, &other, &zero);
         return xd_region_intersect(&x->src, &other, message);
     }
     xd_layout_region(x->from, peer, &other);
@@ -19484,9 +19494,9 @@ static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, in
 
 /* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
  * is a staging buffer: 1 the destination, -1 the source, 0 none. */
-static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity, const xd_region *src,
-                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride,
-                            int side, int64_t dense_offset) {
+static void xdi_redistribution_append(xdi_redistribution_exchange *x, int64_t *end, int64_t capacity,
+                                      const xd_region *src, const int64_t *src_stride, const xd_region *dst,
+                                      const int64_t *dst_stride, int side, int64_t dense_offset) {
     const int64_t begin = *end;
     xd_copy *copies = x->copies ? x->copies + begin : NULL;
     *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
@@ -19497,33 +19507,35 @@ static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
-static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
-                          const int64_t *to_stride) {
+static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                    const int64_t *from_stride, const int64_t *to_stride) {
     const int64_t capacity = x->copy_end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
-        if (x->send_counts[r] && xdi_plan_message(plan, x, r, true, &message))
-            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
-                            x->send_displacements[r]);
+        if (x->send_counts[r] && xdi_redistribution_message(plan, x, r, true, &message))
+            xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                                      x->send_displacements[r]);
     x->pack_end = end;
     if (x->kept_count && x->pieces == 1)
-        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
-    if (x->kept_count && x->pieces > 1 && xdi_plan_message(plan, x, plan->desc.rank, false, &message))
-        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
+        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+    if (x->kept_count && x->pieces > 1 &&
+        xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
+        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
     /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
-        if (!xdi_plan_message(plan, x, giver, false, &message)) continue;
+        if (!xdi_redistribution_message(plan, x, giver, false, &message)) continue;
         const int64_t at = giver == plan->desc.rank ? x->recv_count : x->recv_displacements[giver];
-        xdi_plan_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
+        xdi_redistribution_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
     }
     x->copy_end = end;
 }
 
-static bool xdi_plan_allocate(const xd_plan *plan, xdi_plan_exchange *x, const xdi_plan_holders *h) {
+static bool xdi_redistribution_allocate(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                        const xdi_redistribution_holders *h) {
     const size_t ranks = (size_t)plan->desc.ranks, slots = (size_t)h->cells * (size_t)h->pieces;
     x->cells = h->cells;
     x->pieces = h->pieces;
@@ -19539,14 +19551,14 @@ static bool xdi_plan_allocate(const xd_plan *plan, xdi_plan_exchange *x, const x
 }
 
 /* Fills one exchange whose layouts and axes are set. False without memory. */
-static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
-                           const int64_t *to_stride) {
-    xdi_plan_holders holders;
-    if (!xdi_plan_holders_create(plan->ctx, x, &holders)) return false;
+static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                     const int64_t *from_stride, const int64_t *to_stride) {
+    xdi_redistribution_holders holders;
+    if (!xdi_redistribution_holders_create(plan->ctx, x, &holders)) return false;
     xd_layout_region(x->from, plan->desc.rank, &x->src);
-    xdi_plan_wanted(plan, x, plan->desc.rank, &x->dst, &x->zero);
-    const bool room = xdi_plan_allocate(plan, x, &holders);
-    if (room) xdi_plan_assign(plan, x, &holders);
+    xdi_redistribution_wanted(plan, x, plan->desc.rank, &x->dst, &x->zero);
+    const bool room = xdi_redistribution_allocate(plan, x, &holders);
+    if (room) xdi_redistribution_assign(plan, x, &holders);
     xd_release(plan->ctx, holders.rank);
     if (!room) return false;
     for (int r = 0; r < plan->desc.ranks; r++) {
@@ -19555,32 +19567,32 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
         x->send_count += x->send_counts[r];
         x->recv_count += x->recv_counts[r];
     }
-    xdi_plan_list(plan, x, from_stride, to_stride);
+    xdi_redistribution_list(plan, x, from_stride, to_stride);
     if (x->copy_end) x->copies = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copy_end * sizeof *x->copies);
     if (x->copy_end && !x->copies) return false;
-    if (x->copies) xdi_plan_list(plan, x, from_stride, to_stride);
+    if (x->copies) xdi_redistribution_list(plan, x, from_stride, to_stride);
     return true;
 }
 
 /* How each mesh axis of the two layouts fits together, and which axes are reduced. */
-static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
-                                xdi_plan_exchange *x) {
+static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
+                                          xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
     const bool same = xd_topology_equal(f->topology, t->topology);
-    const unsigned partial = xdi_plan_axes(from, XD_PARTIAL);
+    const unsigned partial = xdi_redistribution_axes(from, XD_PARTIAL);
     memset(x, 0, sizeof *x);
     x->from = from;
     x->to = to;
     for (int i = 0; i < t->topology->axis_count; i++) {
         if (t->placement[i].kind != XD_PARTIAL) continue;
-        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
-                    "axis %d of the destination is partial, but the source is on another mesh", i);
-        XDI_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
-                    "axis %d: a shard cannot become partial; replicate it first", i);
-        XDI_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
-                    XD_ERROR_UNSUPPORTED,
-                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
-                    (int)f->placement[i].op, (int)t->placement[i].op);
+        XD_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
+                   "axis %d of the destination is partial, but the source is on another mesh", i);
+        XD_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
+                   "axis %d: a shard cannot become partial; replicate it first", i);
+        XD_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
+                   XD_ERROR_UNSUPPORTED,
+                   "axis %d: partial by operation %d cannot become partial by operation %d", i,
+                   (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
         /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
         if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
@@ -19591,43 +19603,45 @@ static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_lay
     return XD_OK;
 }
 
-static xd_result xdi_plan_validate(xd_ctx *ctx, const xd_plan_desc *d, xdi_plan_exchange *x) {
+static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistribution_desc *d,
+                                             xdi_redistribution_exchange *x) {
     const xd_layout_desc *side[2];
-    XDI_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
-    XDI_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
-    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
-                d->ranks);
+    XD_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
+    XD_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
+               d->ranks);
     side[0] = xd_layout_settings(d->from);
     side[1] = xd_layout_settings(d->to);
-    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
-                "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
+    XD_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
+               "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
     for (int i = 0; i < side[0]->ndim; i++)
-        XDI_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
-                    "dimension %d: the source has extent %lld, the destination %lld", i,
-                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
+        XD_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
+                   "dimension %d: the source has extent %lld, the destination %lld", i,
+                   (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
-            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
-                        "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
-                        d->ranks);
+            XD_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
+                       "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
+                       d->ranks);
         }
-    XDI_TRY(xdi_plan_match(ctx, d->from, d->to, x));
+    XD_TRY(xdi_redistribution_match(ctx, d->from, d->to, x));
     if (!x->reduced) return XD_OK;
-    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
-                "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
-    XDI_REQUIRE(ctx,
-                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT ||
-                    !xd_dtype_is_floating(d->dtype) || x->op == XD_MAX || x->op == XD_MIN,
-                XD_ERROR_UNSUPPORTED,
-                "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
-                xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
+               "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
+    XD_REQUIRE(ctx,
+               xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !xd_dtype_is_floating(d->dtype) ||
+                   x->op == XD_MAX || x->op == XD_MIN,
+               XD_ERROR_UNSUPPORTED,
+               "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
+               xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
 /* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
  * all other splits. */
-static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_layout **middle) {
+static xd_result xdi_redistribution_middle(xd_ctx *ctx, const xdi_redistribution_exchange *x,
+                                           xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
     const int axes = d.topology->axis_count;
     int64_t extent[XD_DIMS_MAX];
@@ -19650,7 +19664,7 @@ static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_lay
     return xd_layout_create(ctx, &d, middle);
 }
 
-static void xdi_plan_exchange_release(xd_ctx *ctx, xdi_plan_exchange *x) {
+static void xdi_redistribution_exchange_release(xd_ctx *ctx, xdi_redistribution_exchange *x) {
     xd_release(ctx, x->send_counts);
     xd_release(ctx, x->source);
     xd_release(ctx, x->pointers);
@@ -19661,9 +19675,9 @@ static void xdi_plan_exchange_release(xd_ctx *ctx, xdi_plan_exchange *x) {
     x->copies = NULL;
 }
 
-XD_API void xd_plan_destroy(xd_plan *plan) {
+XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     if (!plan) return;
-    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(plan->ctx, &plan->step[i]);
+    for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
     const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
     memory.release(plan->ctx, plan->middle_data);
@@ -19675,35 +19689,36 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
 
 /* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
  * built. */
-static xd_result xdi_plan_try_two_steps(xd_plan *plan) {
-    xd_plan two = *plan;
-    xdi_plan_exchange *x = two.step;
+static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
+    xd_redistribution two = *plan;
+    xdi_redistribution_exchange *x = two.step;
     xd_ctx *ctx = plan->ctx;
     if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0)
         return XD_OK;
-    XDI_TRY(xdi_plan_middle(ctx, &plan->step[0], &two.middle));
-    xd_result result = xdi_plan_match(ctx, plan->desc.from, two.middle, &x[0]);
-    if (result == XD_OK) result = xdi_plan_match(ctx, two.middle, plan->desc.to, &x[1]);
-    const bool room = result == XD_OK && xdi_plan_build(&two, &x[0], plan->desc.from_stride, NULL) &&
-                      xdi_plan_build(&two, &x[1], NULL, plan->desc.to_stride);
+    XD_TRY(xdi_redistribution_middle(ctx, &plan->step[0], &two.middle));
+    xd_result result = xdi_redistribution_match(ctx, plan->desc.from, two.middle, &x[0]);
+    if (result == XD_OK) result = xdi_redistribution_match(ctx, two.middle, plan->desc.to, &x[1]);
+    const bool room = result == XD_OK &&
+                      xdi_redistribution_build(&two, &x[0], plan->desc.from_stride, NULL) &&
+                      xdi_redistribution_build(&two, &x[1], NULL, plan->desc.to_stride);
     if (room && x[0].total_count + x[1].total_count < plan->step[0].total_count) {
-        xdi_plan_exchange_release(ctx, &plan->step[0]);
+        xdi_redistribution_exchange_release(ctx, &plan->step[0]);
         two.step_count = 2;
         *plan = two;
         return XD_OK;
     }
-    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(ctx, &x[i]);
+    for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(ctx, &x[i]);
     xd_layout_destroy(two.middle);
-    XDI_TRY(result);
-    XDI_REQUIRE(ctx, room, XD_ERROR_MEMORY, "no room for a plan over %d ranks", plan->desc.ranks);
+    XD_TRY(result);
+    XD_REQUIRE(ctx, room, XD_ERROR_MEMORY, "no room for a plan over %d ranks", plan->desc.ranks);
     return XD_OK;
 }
 
-static bool xdi_plan_take_buffers(xd_plan *plan) {
+static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     int64_t send = 0, recv = 0;
     for (int i = 0; i < plan->step_count; i++) {
-        const xd_plan_step s = xd_plan_get_step(plan, i);
+        const xd_redistribution_step s = xd_redistribution_step_at(plan, i);
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
@@ -19719,11 +19734,12 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
-XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out) {
-    xdi_plan_exchange x;
-    XDI_TRY(xdi_plan_validate(ctx, desc, &x));
-    xd_plan *plan = (xd_plan *)xd_allocate(ctx, sizeof *plan);
-    XDI_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
+                                          xd_redistribution **out) {
+    xdi_redistribution_exchange x;
+    XD_TRY(xdi_redistribution_validate(ctx, desc, &x));
+    xd_redistribution *plan = (xd_redistribution *)xd_allocate(ctx, sizeof *plan);
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     plan->ctx = ctx;
     plan->desc = *desc;
     plan->step_count = 1;
@@ -19737,26 +19753,26 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
         plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
     if (desc->to_stride) plan->desc.to_stride = (int64_t *)memcpy(plan->stride[1], desc->to_stride, strides);
     xd_result result = XD_OK;
-    bool room = xdi_plan_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
-    if (room) result = xdi_plan_try_two_steps(plan);
-    room = room && result == XD_OK && xdi_plan_take_buffers(plan);
+    bool room = xdi_redistribution_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
+    if (room) result = xdi_redistribution_try_two_steps(plan);
+    room = room && result == XD_OK && xdi_redistribution_take_buffers(plan);
     if (!room) {
-        xd_plan_destroy(plan);
+        xd_redistribution_destroy(plan);
         return result != XD_OK
                    ? result
-                   : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+                   : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     }
     *out = plan;
     return XD_OK;
 }
 
-XD_API int xd_plan_step_count(const xd_plan *plan) {
+XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
     return plan->step_count;
 }
 
-XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step) {
-    const xdi_plan_exchange *x = &plan->step[step];
-    xd_plan_step s;
+XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
+    xd_redistribution_step s;
     s.send_counts = x->send_counts;
     s.send_displacements = x->send_displacements;
     s.recv_counts = x->recv_counts;
@@ -19770,18 +19786,18 @@ XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step) {
     return s;
 }
 
-XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan) {
+XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan) {
     int64_t count = 0;
     for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
     return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
 }
 
-XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape) {
+XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape) {
     xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
-XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine) {
-    XDI_TRY(xd_agree(world, mine));
+XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+    XD_TRY(xd_agree(world, mine));
     uint64_t hash = xd_layout_hash(plan->desc.from);
     const uint64_t to = xd_layout_hash(plan->desc.to);
     const int facts[2] = { (int)plan->desc.dtype, plan->desc.ranks };
@@ -19793,21 +19809,23 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
 }
 
 /* Copies [begin, end) of an exchange, by the context's kernels. */
-static xd_result xdi_plan_copy(const xd_plan *plan, const xdi_plan_exchange *x, int64_t begin, int64_t end,
-                               const void *src, void *dst) {
+static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                         int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
     return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
                                             xd_dtype_size(plan->desc.dtype));
 }
 
-XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
-    const xdi_plan_exchange *x = &plan->step[step];
-    return xdi_plan_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
+XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
+                                        void *send) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
+    return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Combines the pieces of every cell into the first of them. */
-static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x, void *recv) {
+static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
+                                           const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     for (int cell = 0; cell < x->cells; cell++) {
         const int *source = x->source + cell * x->pieces;
@@ -19819,15 +19837,15 @@ static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x
             count = own ? x->kept_count : x->recv_counts[source[piece]];
             x->pointers[piece] = (char *)recv + (size_t)at * size;
         }
-        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces,
-                                 count, plan->desc.dtype, x->op));
+        XD_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces, count,
+                                plan->desc.dtype, x->op));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
-                                void *destination) {
-    const xdi_plan_exchange *x = &plan->step[step];
+XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
+                                          void *recv, void *destination) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
     void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
@@ -19839,14 +19857,15 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
         return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    XDI_TRY(xdi_plan_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
-    if (x->pieces > 1) XDI_TRY(xdi_plan_reduce(plan, x, recv));
-    return xdi_plan_copy(plan, x, x->local_end, x->copy_end, recv, dst);
+    XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
+    if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));
+    return xdi_redistribution_copy(plan, x, x->local_end, x->copy_end, recv, dst);
 }
 
-XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination) {
+XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
+                                           void *destination) {
     for (int i = 0; i < plan->step_count; i++) {
-        const xdi_plan_exchange *x = &plan->step[i];
+        const xdi_redistribution_exchange *x = &plan->step[i];
         xd_collective c;
         memset(&c, 0, sizeof c);
         c.kind = XD_COLLECTIVE_ALL_TO_ALL;
@@ -19857,46 +19876,46 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
         c.recv_counts = x->recv_counts;
         c.recv_displacements = x->recv_displacements;
         c.dtype = plan->desc.dtype;
-        XDI_TRY(xd_plan_pack(plan, i, source, plan->send));
-        if (x->total_count) XDI_TRY(xd_collective_run(world, &c));
-        XDI_TRY(xd_plan_unpack(plan, i, source, plan->recv, destination));
+        XD_TRY(xd_redistribution_pack(plan, i, source, plan->send));
+        if (x->total_count) XD_TRY(xd_collective_run(world, &c));
+        XD_TRY(xd_redistribution_unpack(plan, i, source, plan->recv, destination));
     }
     return XD_OK;
 }
 
-static xd_result xdi_plan_run(xd_comm *world, const xd_plan_desc *desc, xd_result mine, const void *source,
-                              void *destination) {
-    xd_plan *plan = NULL;
-    if (mine == XD_OK) mine = xd_plan_create(xd_comm_ctx(world), desc, &plan);
-    mine = xd_plan_agree(plan, world, mine);
-    if (mine == XD_OK) mine = xd_plan_execute(plan, world, source, destination);
-    xd_plan_destroy(plan);
+static xd_result xdi_redistribution_run(xd_comm *world, const xd_redistribution_desc *desc, xd_result mine,
+                                        const void *source, void *destination) {
+    xd_redistribution *plan = NULL;
+    if (mine == XD_OK) mine = xd_redistribution_create(xd_comm_ctx(world), desc, &plan);
+    mine = xd_redistribution_agree(plan, world, mine);
+    if (mine == XD_OK) mine = xd_redistribution_execute(plan, world, source, destination);
+    xd_redistribution_destroy(plan);
     return mine;
 }
 
 /* A view must have the extents that its layout gives this rank, and memory unless they are empty. */
 static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const char *which) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    XDI_REQUIRE(ctx, tensor->layout, XD_ERROR_ARGUMENT, "the %s has no layout", which);
+    XD_REQUIRE(ctx, tensor->layout, XD_ERROR_ARGUMENT, "the %s has no layout", which);
     const int rank = xd_comm_rank(world);
     xd_region region;
     const bool member = xd_layout_region(tensor->layout, rank, &region);
-    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
-                which, tensor->ndim, region.ndim);
+    XD_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
+               which, tensor->ndim, region.ndim);
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
-        XDI_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
-                    "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
-                    (long long)tensor->shape[i], rank, (long long)extent);
+        XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
+                   "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
+                   (long long)tensor->shape[i], rank, (long long)extent);
     }
-    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
-                "the %s has no data", which);
+    XD_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
+               "the %s has no data", which);
     return XD_OK;
 }
 
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    xd_plan_desc d;
+    xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = from->layout;
     d.to = to->layout;
@@ -19908,15 +19927,15 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
     xd_result result = xdi_tensor_check(world, from, "source");
     if (result == XD_OK) result = xdi_tensor_check(world, to, "destination");
     if (result == XD_OK && from->dtype != to->dtype)
-        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
-                          xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
-    return xdi_plan_run(world, &d, result, from->data, to->data);
+        result = XD_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
+                         xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
+    return xdi_redistribution_run(world, &d, result, from->data, to->data);
 }
 
 /* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
 static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to,
                                  const xd_region *window, xd_result result, void *out) {
-    xd_plan_desc d;
+    xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = tensor->layout;
     d.to = to;
@@ -19925,7 +19944,7 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
     d.rank = xd_comm_rank(world);
     d.window = window;
     d.from_stride = tensor->stride;
-    result = xdi_plan_run(world, &d, result, tensor->data, out);
+    result = xdi_redistribution_run(world, &d, result, tensor->data, out);
     xd_layout_destroy(to);
     return result;
 }
@@ -19941,11 +19960,11 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const i
                                    const int64_t *end, xd_region *window) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
     *window = xd_region_whole(d->ndim, d->shape);
-    XDI_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
+    XD_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
     for (int i = 0; begin && i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
-                    (long long)end[i], i, (long long)d->shape[i]);
+        XD_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
+                   "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
+                   (long long)end[i], i, (long long)d->shape[i]);
         window->count[i] = begin[i] < end[i];
         window->interval[i][0].begin = begin[i];
         window->interval[i][0].end = end[i];
@@ -20058,14 +20077,14 @@ static bool xdi_clip_has_gradient(const xd_param *p) {
 }
 
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
-    XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
-    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT,
-                "norm type %d is unknown", (int)d->type);
-    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
-                "clip form %d is unknown", (int)d->form);
-    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
-                d->max_norm);
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
+               (int)d->type);
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
+               "clip form %d is unknown", (int)d->form);
+    XD_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
+               d->max_norm);
     return XD_OK;
 }
 
@@ -20075,7 +20094,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     xd_norm_array arrays[XDI_CLIP_BATCH];
     xd_norm_args args;
-    XDI_TRY(xdi_clip_validate(ctx, d));
+    XD_TRY(xdi_clip_validate(ctx, d));
     args.arrays = arrays;
     args.array_count = 0;
     args.type = d->type;
@@ -20089,7 +20108,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         array->dtype = xdi_train_gradient_dtype(p);
         array->replica = p->replica;
         if (args.array_count < XDI_CLIP_BATCH) continue;
-        XDI_TRY(kernels.norm(&launch, &args, sum));
+        XD_TRY(kernels.norm(&launch, &args, sum));
         args.array_count = 0;
     }
     return kernels.norm(&launch, &args, sum);
@@ -20100,7 +20119,7 @@ static xd_result xdi_clip_exchange_sum(xd_comm *comm, xd_norm_sum *sum, int64_t 
     double pack[1 + XDI_CLIP_COUNTS];
     pack[0] = sum->sum;
     for (int i = 0; i < XDI_CLIP_COUNTS; i++) pack[1 + i] = (double)counts[i];
-    XDI_TRY(xd_all_reduce(comm, pack, pack, 1 + XDI_CLIP_COUNTS, XD_DTYPE_F64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, pack, pack, 1 + XDI_CLIP_COUNTS, XD_DTYPE_F64, XD_SUM));
     sum->sum = pack[0];
     for (int i = 0; i < XDI_CLIP_COUNTS; i++) counts[i] = (int64_t)pack[1 + i];
     return XD_OK;
@@ -20108,7 +20127,7 @@ static xd_result xdi_clip_exchange_sum(xd_comm *comm, xd_norm_sum *sum, int64_t 
 
 /* No one reduction takes the maximum of a value and the sum of the counts. */
 static xd_result xdi_clip_exchange_largest(xd_comm *comm, xd_norm_sum *sum, int64_t *counts) {
-    XDI_TRY(xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX));
+    XD_TRY(xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX));
     return xd_all_reduce(comm, counts, counts, XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM);
 }
 
@@ -20116,7 +20135,7 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     int64_t pack[XD_NORM_LIMBS + XDI_CLIP_COUNTS];
     memcpy(pack, sum->limbs, sizeof sum->limbs);
     memcpy(pack + XD_NORM_LIMBS, counts, XDI_CLIP_COUNTS * sizeof *counts);
-    XDI_TRY(xd_all_reduce(comm, pack, pack, XD_NORM_LIMBS + XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, pack, pack, XD_NORM_LIMBS + XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM));
     memcpy(sum->limbs, pack, sizeof sum->limbs);
     memcpy(counts, pack + XD_NORM_LIMBS, XDI_CLIP_COUNTS * sizeof *counts);
     return XD_OK;
@@ -20131,10 +20150,10 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     counts[XDI_CLIP_NAN] = sum->nan;
     counts[XDI_CLIP_FAILED] = mine != XD_OK;
     if (comm && exact)
-        XDI_TRY(xdi_clip_exchange_exact(comm, sum, counts));
+        XD_TRY(xdi_clip_exchange_exact(comm, sum, counts));
     else if (comm)
-        XDI_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
-                                    : xdi_clip_exchange_sum(comm, sum, counts));
+        XD_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
+                                   : xdi_clip_exchange_sum(comm, sum, counts));
     if (counts[XDI_CLIP_FAILED] > 0) return comm ? xd_agree(comm, mine) : mine;
     sum->not_finite = counts[XDI_CLIP_NOT_FINITE];
     sum->nan = counts[XDI_CLIP_NAN];
@@ -20145,7 +20164,7 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
 static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
     /* not_finite, nan and the limbs stand side by side. */
     const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
-    XDI_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
     if (type == XD_NORM_MAX)
         return xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX);
     return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
@@ -20158,7 +20177,7 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
     xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
     if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
     if (!comm) return mine;
-    XDI_TRY(xd_agree(comm, mine));
+    XD_TRY(xd_agree(comm, mine));
     return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 
@@ -20173,9 +20192,9 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     if (kernels.device == XD_DEVICE_CPU) {
         memset(&sum, 0, sizeof sum);
         const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
-        XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+        XD_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
     } else {
-        XDI_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
+        XD_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
         args.sum = &out->sum;
     }
     args.type = desc->type;
@@ -20194,7 +20213,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
-        XDI_REQUIRE(
+        XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
             XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
             params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
@@ -20205,7 +20224,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XDI_TRY(kernels.scale(&launch, &args));
+        XD_TRY(kernels.scale(&launch, &args));
     }
     return XD_OK;
 }
@@ -20277,22 +20296,22 @@ static bool xdi_ema_averages(xd_dtype dtype) {
 
 /* Written so that NaN fails each of them. */
 static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
-                "average schedule %d is unknown", (int)d->schedule);
-    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
-                d->decay);
-    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "gamma %g is below -1 or not finite", d->gamma);
-    XDI_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
-    XDI_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "rampup_ratio %g is negative or not finite", d->rampup_ratio);
-    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
-                (long long)d->batch_size);
-    XDI_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
-                (long long)d->start_iteration);
-    XDI_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
-                xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
+               "average schedule %d is unknown", (int)d->schedule);
+    XD_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
+               d->decay);
+    XD_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "gamma %g is below -1 or not finite", d->gamma);
+    XD_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
+    XD_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "rampup_ratio %g is negative or not finite", d->rampup_ratio);
+    XD_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
+               (long long)d->batch_size);
+    XD_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
+               (long long)d->start_iteration);
+    XD_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
+               xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
@@ -20317,8 +20336,8 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
     xd_ema_desc d = *desc;
     xdi_ema_defaults(&d);
-    XDI_TRY(xdi_ema_validate(ctx, &d));
-    XDI_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    XD_TRY(xdi_ema_validate(ctx, &d));
+    XD_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
     *decay = xdi_ema_decay_at(&d, iteration);
     return XD_OK;
 }
@@ -20364,18 +20383,18 @@ static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, siz
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
-                (long long)count, (const void *)params);
+    XD_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
+               (long long)count, (const void *)params);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
-        XDI_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
-                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
-                    XDI_EMA_NAME_ROOM - 1);
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
-                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
-                    xd_dtype_name(p->dtype));
+        XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
+                   "parameter %lld has no name, or one of more than %d bytes", (long long)i,
+                   XDI_EMA_NAME_ROOM - 1);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
+                   "%s: %s cannot be averaged; buffers say so with the flag", p->name,
+                   xd_dtype_name(p->dtype));
     }
     return XD_OK;
 }
@@ -20442,9 +20461,9 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
 static xd_result xdi_ema_index(xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const int64_t slot = xdi_ema_slot(ema, ema->names[i].text);
-        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
-                    "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
-                    ema->params[i].name, ema->names[i].text);
+        XD_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
+                   "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
+                   ema->params[i].name, ema->names[i].text);
         ema->slots[slot] = i + 1;
     }
     return XD_OK;
@@ -20477,9 +20496,9 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     xd_arena device = xd_arena_over(shadows, device_bytes);
     ema->ctx = ctx;
     if (device_bytes && !shadows)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY,
-                        "no room for the average of %lld parameters: %zu bytes of the device",
-                        (long long)count, device_bytes);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY,
+                       "no room for the average of %lld parameters: %zu bytes of the device",
+                       (long long)count, device_bytes);
     xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
     ema->ctx = ctx;
     ema->device_memory = shadows;
@@ -20487,8 +20506,8 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->params = params;
     ema->param_count = count;
     ema->initialized = d->init_from_current;
-    XDI_TRY(xdi_ema_index(ema));
-    if (kernels.list_create) XDI_TRY(kernels.list_create(ctx, count, &ema->list));
+    XD_TRY(xdi_ema_index(ema));
+    if (kernels.list_create) XD_TRY(kernels.list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -20498,14 +20517,14 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ema_defaults(&d);
-    XDI_TRY(xdi_ema_validate(ctx, &d));
-    XDI_TRY(xdi_ema_validate_params(ctx, params, count));
+    XD_TRY(xdi_ema_validate(ctx, &d));
+    XD_TRY(xdi_ema_validate_params(ctx, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                        (long long)count, plan.peak);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
+                       (long long)count, plan.peak);
     const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
     if (result == XD_OK)
         *out = ema;
@@ -20548,33 +20567,33 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
+    XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false, status);
 }
 
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
-        XDI_REQUIRE(ema->ctx,
-                    now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
-                        now->buffer == then->buffer,
-                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
-                    ema->names[i].text);
+        XD_REQUIRE(ema->ctx,
+                   now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
+                       now->buffer == then->buffer,
+                   XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
+                   ema->names[i].text);
     }
     return XD_OK;
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
-                (long long)iteration);
-    XDI_TRY(xdi_ema_unchanged(ema));
+    XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
+               (long long)iteration);
+    XD_TRY(xdi_ema_unchanged(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
     /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
     if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
-    XDI_TRY(xdi_ema_copy(ema, true, status));
+    XD_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
 }
@@ -20620,7 +20639,7 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     return view;
 }
 
-XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema) {
+XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
@@ -20675,15 +20694,15 @@ static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t cou
 }
 
 static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool lenient, bool loading) {
-    XDI_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
-                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
+    XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
+               (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
     if (lenient) return XD_OK;
     /* what the receiving side lacks is missing, what it does not know is unexpected */
-    XDI_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
-                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
-                (long long)ema->shadow_count, m->names);
-    XDI_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
-                "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
+    XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
+               "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
+               (long long)ema->shadow_count, m->names);
+    XD_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
+               "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
     return XD_OK;
 }
 
@@ -20694,8 +20713,8 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
         if (index < 0) continue;
-        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
+        XD_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
         const xdi_ema_shadow *s = &ema->shadows[index];
         xd_cast_array cast;
         cast.target = loading ? s->value : list[i].value;
@@ -20703,7 +20722,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
+        XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -20712,12 +20731,12 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
-    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
-                (long long)count, (const void *)list);
+    XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
+               (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
     if (match) *match = found;
-    XDI_TRY(xdi_ema_judge(ema, &found, lenient, loading));
-    XDI_TRY(xdi_ema_move(ema, list, count, loading, false));
+    XD_TRY(xdi_ema_judge(ema, &found, lenient, loading));
+    XD_TRY(xdi_ema_move(ema, list, count, loading, false));
     return xdi_ema_move(ema, list, count, loading, true);
 }
 
@@ -20735,9 +20754,9 @@ static bool xdi_ema_complete(const xd_ema *ema) {
 
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
                              bool lenient, xd_ema_match *match) {
-    XDI_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
-                "the record has format version %d, this library reads 1", record->format_version);
-    XDI_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
+               "the record has format version %d, this library reads 1", record->format_version);
+    XD_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
@@ -20777,47 +20796,47 @@ static bool xdi_optimizer_at_least_zero(double value) {
 }
 
 static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
-                "optimizer kind %d is unknown", (int)d->kind);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
-                "learning_rate %g is negative or not finite", d->learning_rate);
-    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
-                d->beta1);
-    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
-                d->beta2);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
-                "eps %g is negative or not finite", d->eps);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
-                "momentum %g is negative or not finite", d->momentum);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
-                "weight_decay %g is negative or not finite", d->weight_decay);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
+               "optimizer kind %d is unknown", (int)d->kind);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
+               "learning_rate %g is negative or not finite", d->learning_rate);
+    XD_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
+               d->beta1);
+    XD_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
+               d->beta2);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
+               "eps %g is negative or not finite", d->eps);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
+               "momentum %g is negative or not finite", d->momentum);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
+               "weight_decay %g is negative or not finite", d->weight_decay);
     for (int i = 0; i < d->group_count; i++) {
         const xd_optimizer_group *g = &d->groups[i];
-        XDI_REQUIRE(ctx,
-                    xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
-                        xdi_optimizer_at_least_zero(g->weight_decay),
-                    XD_ERROR_ARGUMENT,
-                    "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
-                    g->learning_rate_scale, g->weight_decay);
+        XD_REQUIRE(ctx,
+                   xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
+                       xdi_optimizer_at_least_zero(g->weight_decay),
+                   XD_ERROR_ARGUMENT,
+                   "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
+                   g->learning_rate_scale, g->weight_decay);
     }
     return XD_OK;
 }
 
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_TRY(xdi_optimizer_validate_numbers(ctx, d));
-    XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
         if (!xdi_train_owns(p)) continue;
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
-                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
-        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
-                    "%s: group %d, but there are %d", name, p->group, groups);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
+                   "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
+        XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
+                   "%s: group %d, but there are %d", name, p->group, groups);
     }
     return XD_OK;
 }
@@ -20892,7 +20911,7 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
         cast.source = p->value;
         cast.source_dtype = p->dtype;
         cast.count = p->count;
-        if (cast.target) XDI_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+        if (cast.target) XD_TRY(kernels.optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -20902,20 +20921,20 @@ static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
     const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
     o->device_memory = memory.allocate(o->ctx, bytes);
-    XDI_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
-                "no room for the state of %lld parameters: %zu bytes of the device",
-                (long long)o->desc.param_count, bytes);
+    XD_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
+               "no room for the state of %lld parameters: %zu bytes of the device",
+               (long long)o->desc.param_count, bytes);
     return memory.fill(&launch, o->device_memory, 0, bytes);
 }
 
 static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
     xd_arena arena = xd_arena_over(o, host_bytes);
-    if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
+    if (device_bytes) XD_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
-    if (kernels.list_create) XDI_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
+    if (kernels.list_create) XD_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -20923,13 +20942,13 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
     const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
     xdi_optimizer_defaults(&d);
-    XDI_TRY(xdi_optimizer_validate(ctx, &d));
+    XD_TRY(xdi_optimizer_validate(ctx, &d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
     if (!o)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                        (long long)d.param_count, plan.peak);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
+                       (long long)d.param_count, plan.peak);
     o->ctx = ctx;
     o->desc = d;
     const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
@@ -20953,13 +20972,13 @@ XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimi
 }
 
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate) {
-    XDI_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
-                "learning_rate %g is negative or not finite", learning_rate);
+    XD_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
+               "learning_rate %g is negative or not finite", learning_rate);
     optimizer->desc.learning_rate = learning_rate;
     return XD_OK;
 }
 
-XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index) {
+XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index) {
     xd_optimizer_state none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < optimizer->desc.param_count ? optimizer->states[index] : none;
@@ -21026,9 +21045,9 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
-        XDI_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation",
-                    p->name ? p->name : "(unnamed)");
+        XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
+                   "%s: value, dtype, count or flags changed since creation",
+                   p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
         xd_update_array *update = &o->updates[args->array_count++];
         *update = xdi_optimizer_update(o, i);
@@ -21049,10 +21068,10 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
         return XD_OK;
     }
     xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XDI_TRY(xdi_ema_unchanged(ema));
+    if (ema) XD_TRY(xdi_ema_unchanged(ema));
     const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XDI_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
+    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
+    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
     if (skipped) *skipped = false;
     if (!ema) return XD_OK;
     return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
@@ -21120,17 +21139,17 @@ static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
                                              xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has no shape", f->path, info->name);
-    XDI_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
-                (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
+    XD_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has no shape", f->path, info->name);
+    XD_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
+               (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
     info->ndim = (int)ndim;
     info->shape = sizes;
     for (size_t i = 0; i < ndim; i++)
-        XDI_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
-                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
-                    info->name, (unsigned long long)i);
+        XD_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
+                   "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
+                   info->name, (unsigned long long)i);
     return XD_OK;
 }
 
@@ -21139,43 +21158,43 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                                              xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
     info->name = xd_json_key(entry, &name_bytes);
-    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
-                "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
-                (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
+               "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
+               (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
-    XDI_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
+    XD_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
     info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
-    XDI_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
-    XDI_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
+    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
+    XD_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
 
     const xd_json *offsets = xd_json_find(entry, "data_offsets");
-    XDI_REQUIRE(f->ctx,
-                xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
-                    xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
-                    xd_json_uint64(xd_json_at(offsets, 1), &info->end),
-                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
-                f->path, info->name);
-    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
-                (unsigned long long)info->begin, (unsigned long long)info->end);
+    XD_REQUIRE(f->ctx,
+               xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
+                   xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
+                   xd_json_uint64(xd_json_at(offsets, 1), &info->end),
+               XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
+               f->path, info->name);
+    XD_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
+               (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XDI_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
-                "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
-    XDI_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
-                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
+    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
+               "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
+               (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
     return XD_OK;
 }
 
 static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json *metadata) {
     const xd_json_kind kind = xd_json_kind_of(metadata);
-    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
-                XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
+    XD_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
+               XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
     for (const xd_json *pair = xd_json_first(metadata); pair; pair = xd_json_next(pair))
-        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT,
-                    "%s: metadata \"%.80s\" is no string", f->path, xd_json_key(pair, NULL));
+        XD_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT, "%s: metadata \"%.80s\" is no string",
+                   f->path, xd_json_key(pair, NULL));
     return XD_OK;
 }
 
@@ -21188,8 +21207,8 @@ static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
     }
     f->infos = (xd_safetensors_info *)xd_allocate(f->ctx, tensors * sizeof *f->infos);
     f->shapes = (int64_t *)xd_allocate(f->ctx, sizes * sizeof *f->shapes);
-    XDI_REQUIRE(f->ctx, f->infos && f->shapes, XD_ERROR_MEMORY, "%s: no room for %llu tensors", f->path,
-                (unsigned long long)tensors);
+    XD_REQUIRE(f->ctx, f->infos && f->shapes, XD_ERROR_MEMORY, "%s: no room for %llu tensors", f->path,
+               (unsigned long long)tensors);
     return XD_OK;
 }
 
@@ -21203,8 +21222,8 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
-    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
-                (unsigned long long)count);
+    XD_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
+               (unsigned long long)count);
     for (size_t i = 0; i < count; i++) order[i] = &f->infos[i];
     xdi_sort(order, count, xdi_safetensors_by_offset);
     uint64_t end = 0;
@@ -21212,34 +21231,34 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     for (size_t i = 0; i < count && result == XD_OK; i++) {
         const xd_safetensors_info *info = (const xd_safetensors_info *)order[i];
         if (info->begin != end)
-            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT,
-                              "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
-                              info->name, (unsigned long long)info->begin, (unsigned long long)end);
+            result = XD_FAIL(f->ctx, XD_ERROR_FORMAT,
+                             "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
+                             info->name, (unsigned long long)info->begin, (unsigned long long)end);
         end = info->end;
     }
     xd_release(f->ctx, order);
-    XDI_TRY(result);
-    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
-                "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
-                (unsigned long long)(f->size - f->data));
+    XD_TRY(result);
+    XD_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
+               "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
+               (unsigned long long)(f->size - f->data));
     return XD_OK;
 }
 
 /* Takes the tensors out of the parsed header, in the order of their names. */
 static xd_result xdi_safetensors_collect(xd_safetensors *f) {
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "%s: the header is no object", f->path);
-    XDI_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
-    XDI_TRY(xdi_safetensors_reserve(f));
+    XD_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+               "%s: the header is no object", f->path);
+    XD_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
+    XD_TRY(xdi_safetensors_reserve(f));
     int64_t *sizes = f->shapes;
     for (size_t i = 0; i < xd_json_count(f->header); i++) {
         const xd_json *entry = xd_json_by_key(f->header, i);
         if (strcmp(xd_json_key(entry, NULL), XDI_SAFETENSORS_METADATA) == 0) continue;
         xd_safetensors_info *info = &f->infos[f->count++];
-        XDI_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
+        XD_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
         sizes += info->ndim;
     }
-    XDI_TRY(xdi_safetensors_check_tiles(f));
+    XD_TRY(xdi_safetensors_check_tiles(f));
     int64_t kept = 0; /* skipped tensors were needed for the tiling only */
     for (int64_t i = 0; i < f->count; i++)
         if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
@@ -21252,8 +21271,8 @@ static xd_result xdi_safetensors_parse(xd_safetensors *f, const char *header, si
     memset(&limits, 0, sizeof limits);
     limits.max_bytes = bytes;
     limits.max_depth = 4;
-    const xd_result result = xd_json_parse(f->ctx, &limits, header, bytes, &f->header);
-    XDI_REQUIRE(f->ctx, result == XD_OK, result, "%s: header: %s", f->path, xd_last_error(f->ctx)->message);
+    const xd_result result = xd_json_load_memory(f->ctx, &limits, header, bytes, &f->header);
+    XD_REQUIRE(f->ctx, result == XD_OK, result, "%s: header: %s", f->path, xd_last_error(f->ctx)->message);
     return xdi_safetensors_collect(f);
 }
 
@@ -21266,30 +21285,29 @@ static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes,
     }
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const int error = bytes ? files->read(files->user, f->file, to, bytes, offset) : 0;
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: read of %llu bytes at %llu: %s", f->path,
-                (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: read of %llu bytes at %llu: %s", f->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
     return XD_OK;
 }
 
 /* The first checks, on numbers alone; then the header text, read or in place, goes to the parser. */
 static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_bytes) {
     unsigned char prefix[8];
-    XDI_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
-                (unsigned long long)f->size);
-    XDI_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
+    XD_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
+               (unsigned long long)f->size);
+    XD_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
-    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
-                f->path, (unsigned long long)length, (unsigned long long)limit);
-    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT,
-                "%s: a header of %llu bytes in a file of %llu", f->path, (unsigned long long)length,
-                (unsigned long long)f->size);
+    XD_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
+               f->path, (unsigned long long)length, (unsigned long long)limit);
+    XD_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT, "%s: a header of %llu bytes in a file of %llu",
+               f->path, (unsigned long long)length, (unsigned long long)f->size);
     f->data = 8 + length;
     if (f->bytes) return xdi_safetensors_parse(f, (const char *)f->bytes + 8, (size_t)length);
 
     char *text = (char *)xd_allocate(f->ctx, (size_t)length);
-    XDI_REQUIRE(f->ctx, text, XD_ERROR_MEMORY, "%s: no room for a header of %llu bytes", f->path,
-                (unsigned long long)length);
+    XD_REQUIRE(f->ctx, text, XD_ERROR_MEMORY, "%s: no room for a header of %llu bytes", f->path,
+               (unsigned long long)length);
     xd_result result = xdi_safetensors_read(f, text, (size_t)length, 8);
     if (result == XD_OK) result = xdi_safetensors_parse(f, text, (size_t)length);
     xd_release(f->ctx, text);
@@ -21307,10 +21325,10 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
         return XD_OK;
     }
     void *memory = f->size < SIZE_MAX ? xd_allocate(f->ctx, (size_t)f->size) : NULL;
-    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
-                (unsigned long long)f->size);
+    XD_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
+               (unsigned long long)f->size);
     f->owned = memory;
-    XDI_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
+    XD_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
     f->bytes = (const unsigned char *)memory;
     return XD_OK;
 }
@@ -21318,11 +21336,11 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
-    if (d->mode == XD_SAFETENSORS_MAP) XDI_TRY(xdi_safetensors_map(f));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
+    if (d->mode == XD_SAFETENSORS_MAP) XD_TRY(xdi_safetensors_map(f));
     return xdi_safetensors_header(f, d->max_header_bytes);
 }
 
@@ -21356,7 +21374,7 @@ XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_saf
                                      xd_safetensors **out) {
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
-    XDI_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     return xdi_safetensors_finish(f, xdi_safetensors_open_file(f, &d), out);
 }
 
@@ -21364,7 +21382,7 @@ XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_
                                             const xd_safetensors_desc *desc, xd_safetensors **out) {
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
-    XDI_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
+    XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
     f->bytes = (const unsigned char *)data;
     f->size = bytes;
     return xdi_safetensors_finish(f, xdi_safetensors_header(f, d.max_header_bytes), out);
@@ -21430,13 +21448,13 @@ XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
-    XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-                (long long)f->count);
+    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
+               (long long)f->count);
     const uint64_t length = info->end - info->begin;
-    XDI_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
-                (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
-                (unsigned long long)length);
+    XD_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
+               "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
+               (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
+               (unsigned long long)length);
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
@@ -21508,10 +21526,10 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
         uint64_t end = begin + box->piece;
         const int64_t count = stage ? xdi_safetensors_group(box, i, &end) : 1;
         if (count == 1) {
-            XDI_TRY(xdi_safetensors_read(f, to, (size_t)box->piece, begin));
+            XD_TRY(xdi_safetensors_read(f, to, (size_t)box->piece, begin));
             to += box->piece;
         } else {
-            XDI_TRY(xdi_safetensors_read(f, stage, (size_t)(end - begin), begin));
+            XD_TRY(xdi_safetensors_read(f, stage, (size_t)(end - begin), begin));
             for (int64_t k = 0; k < count; k++, to += box->piece)
                 memcpy(to, stage + (xdi_safetensors_piece(box, i + k) - begin), (size_t)box->piece);
         }
@@ -21524,12 +21542,12 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
                                            const int64_t *offset, const int64_t *size, bool *empty) {
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
-        XDI_REQUIRE(f->ctx,
-                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
-                        size[i] <= info->shape[i] - offset[i],
-                    XD_ERROR_ARGUMENT,
-                    "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
-                    info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
+        XD_REQUIRE(f->ctx,
+                   offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
+                       size[i] <= info->shape[i] - offset[i],
+                   XD_ERROR_ARGUMENT,
+                   "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
+                   info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
         if (size[i] == 0) *empty = true;
     }
     return XD_OK;
@@ -21539,15 +21557,15 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const
                                          const int64_t *size, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     bool empty;
-    XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-                (long long)f->count);
-    XDI_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
+    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
+               (long long)f->count);
+    XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {
         stage = (unsigned char *)xd_allocate(f->ctx, XDI_SAFETENSORS_STAGE);
-        XDI_REQUIRE(f->ctx, stage, XD_ERROR_MEMORY, "%s: no room for a staging buffer", f->path);
+        XD_REQUIRE(f->ctx, stage, XD_ERROR_MEMORY, "%s: no room for a staging buffer", f->path);
     }
     const xd_result result = xdi_safetensors_gather(f, &box, (unsigned char *)destination, stage);
     xd_release(f->ctx, stage);
@@ -21572,19 +21590,17 @@ struct xd_safetensors_writer {
 
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
                                                  uint64_t *bytes) {
-    XDI_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
-                "a tensor needs a name other than __metadata__");
+    XD_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
+               "a tensor needs a name other than __metadata__");
     const size_t length = strlen(e->name);
-    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
-                "a name of %llu bytes, allowed are %d", (unsigned long long)length,
-                (int)XDI_SAFETENSORS_NAME);
-    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype",
-                e->name);
-    XDI_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
-                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
-                (int)XDI_SAFETENSORS_DIMS);
-    XDI_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
-                "the size of tensor \"%.80s\" is negative or overflows", e->name);
+    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
+               (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
+    XD_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
+               (int)XDI_SAFETENSORS_DIMS);
+    XD_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
+               "the size of tensor \"%.80s\" is negative or overflows", e->name);
     return XD_OK;
 }
 
@@ -21648,18 +21664,18 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     char spaces[64];
     unsigned char prefix[8];
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
-    XDI_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
-                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
-                (int)XDI_SAFETENSORS_LIMIT);
+    XD_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
+               "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
+               (int)XDI_SAFETENSORS_LIMIT);
     writer->data = 8 + padded;
     for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
     memset(spaces, ' ', sizeof spaces);
-    XDI_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
-    XDI_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
-    XDI_TRY(xd_publish_write(writer->file, text, bytes, 8));
+    XD_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
+    XD_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
+    XD_TRY(xd_publish_write(writer->file, text, bytes, 8));
     for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
         const uint64_t rest = writer->data - at;
-        XDI_TRY(
+        XD_TRY(
             xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
     }
     return XD_OK;
@@ -21670,9 +21686,9 @@ static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const 
     *data_bytes = 0;
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
-        XDI_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
-        XDI_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
-                    "the file would exceed 2^63 bytes");
+        XD_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
+        XD_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
+                   "the file would exceed 2^63 bytes");
         writer->items[i].entry = &d->entries[i];
         writer->items[i].end = bytes;
         *data_bytes += bytes;
@@ -21683,10 +21699,10 @@ static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const 
 
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
     xd_json *root = NULL;
-    const xd_result result = xd_json_parse(ctx, NULL, text, bytes, &root);
+    const xd_result result = xd_json_load_memory(ctx, NULL, text, bytes, &root);
     xd_json_destroy(ctx, root);
-    XDI_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
-                "the header does not read back: %s", xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
+               "the header does not read back: %s", xd_last_error(ctx)->message);
     return XD_OK;
 }
 
@@ -21697,22 +21713,23 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
     size_t bytes = 0;
     uint64_t data_bytes;
     const size_t alignment = d->alignment ? d->alignment : 8;
-    XDI_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
-                "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
-    XDI_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
-    XDI_TRY(xd_json_writer_finish(header, &text, &bytes));
-    XDI_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XDI_TRY(xd_publish_begin(writer->ctx, path, &writer->file));
+    XD_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
+               "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
+    XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
+    XD_TRY(xd_json_writer_text(header, &text, &bytes));
+    XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
+    XD_TRY(xd_publish_create(writer->ctx, path, &writer->file));
     return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
 }
 
-XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
-                                       xd_safetensors_writer **out) {
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
-    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
-                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+               "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
-    XDI_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = n;
     writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
@@ -21720,7 +21737,7 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
     xd_json_writer header = xd_json_writer_create(ctx);
     xd_result result;
     if (!writer->items || !order)
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
     else
         result = xdi_safetensors_build(writer, path, desc, &header, order);
     xd_json_writer_destroy(&header);
@@ -21728,68 +21745,67 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
     if (result == XD_OK)
         *out = writer;
     else
-        xd_safetensors_abort(writer);
+        xd_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API xd_result xd_safetensors_write_range(xd_safetensors_writer *writer, int64_t index, uint64_t first_byte,
-                                            size_t bytes, const void *data) {
-    XDI_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
-                (long long)index, (long long)writer->count);
+XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
+                                                   uint64_t first_byte, size_t bytes, const void *data) {
+    XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
+               (long long)index, (long long)writer->count);
     xdi_safetensors_plan_item *item = &writer->items[index];
     const uint64_t length = item->end - item->begin;
-    XDI_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
-                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
-    XDI_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
+    XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
+               "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
+               (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
+    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
     item->written += bytes;
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
+XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->items[index].end - writer->items[index].begin : 0;
-    return xd_safetensors_write_range(writer, index, 0, (size_t)bytes, data);
+    return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
-XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer) {
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
     xd_result result = XD_OK;
     for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
         if (item->written != item->end - item->begin)
-            result =
-                XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                         (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                         (long long)i);
+            result = XD_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
+                             (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
+                             (long long)i);
     }
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;
     }
-    xd_safetensors_abort(writer);
+    xd_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API void xd_safetensors_abort(xd_safetensors_writer *writer) {
+XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
     xd_release(writer->ctx, writer->items);
     xd_release(writer->ctx, writer);
 }
 
-/* >>io/model_files.c */
+/* >>io/weights_files.c */
 
 /* A model's directory: one file or several with an index. */
 
 #include <stdio.h>
 #include <string.h>
 
-#define XDI_MODEL_SINGLE "model.safetensors"
-#define XDI_MODEL_INDEX "model.safetensors.index.json"
+#define XDI_WEIGHTS_SINGLE "model.safetensors"
+#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
 
-enum { XDI_MODEL_NAME = 64 }; /* more than any file name of ours needs */
+enum { XDI_WEIGHTS_NAME = 64 }; /* more than any file name of ours needs */
 
-struct xd_model_files {
+struct xd_weights_files {
     xd_ctx *ctx;
     const char *directory; /* the caller's; valid while opening */
     xd_json *index;        /* NULL for a single file */
@@ -21799,7 +21815,7 @@ struct xd_model_files {
 };
 
 /* directory/name in new memory; NULL when there is no room, which the caller reports. */
-static char *xdi_model_path(xd_ctx *ctx, const char *directory, const char *name) {
+static char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name) {
     const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
     char *path = (char *)xd_allocate(ctx, bytes);
     if (path) snprintf(path, bytes, "%s/%s", directory, name);
@@ -21808,7 +21824,7 @@ static char *xdi_model_path(xd_ctx *ctx, const char *directory, const char *name
 
 /* ---- reading ---- */
 
-static bool xdi_model_exists(xd_ctx *ctx, const char *path) {
+static bool xdi_weights_exists(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;
     if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
@@ -21816,42 +21832,42 @@ static bool xdi_model_exists(xd_ctx *ctx, const char *path) {
     return true;
 }
 
-static bool xdi_model_is_basename(const char *name) {
+static bool xdi_weights_is_basename(const char *name) {
     return *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\:");
 }
 
-static const xd_json *xdi_model_map(const xd_model_files *m) {
+static const xd_json *xdi_weights_map(const xd_weights_files *m) {
     return xd_json_find(m->index, "weight_map");
 }
 
-static int xdi_model_by_name(const void *a, const void *b) {
+static int xdi_weights_by_name(const void *a, const void *b) {
     return strcmp((const char *)a, (const char *)b);
 }
 
 /* The distinct file names of the index, sorted, in m->names; their number becomes the count. */
-static xd_result xdi_model_collect(xd_model_files *m) {
-    const xd_json *map = xdi_model_map(m);
+static xd_result xdi_weights_collect(xd_weights_files *m) {
+    const xd_json *map = xdi_weights_map(m);
     const size_t entries = xd_json_count(map);
     size_t used = 0;
-    XDI_REQUIRE(m->ctx, xd_json_kind_of(map) == XD_JSON_OBJECT, XD_ERROR_FORMAT, "%s/%s has no weight_map",
-                m->directory, XDI_MODEL_INDEX);
+    XD_REQUIRE(m->ctx, xd_json_kind_of(map) == XD_JSON_OBJECT, XD_ERROR_FORMAT, "%s/%s has no weight_map",
+               m->directory, XDI_WEIGHTS_INDEX);
     m->names = (const char **)xd_allocate(m->ctx, entries * sizeof *m->names);
-    XDI_REQUIRE(m->ctx, m->names, XD_ERROR_MEMORY, "no room for %llu names", (unsigned long long)entries);
+    XD_REQUIRE(m->ctx, m->names, XD_ERROR_MEMORY, "no room for %llu names", (unsigned long long)entries);
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
         const char *name = xd_json_string(entry, NULL);
-        XDI_REQUIRE(m->ctx, name && xdi_model_is_basename(name), XD_ERROR_FORMAT,
-                    "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory,
-                    XDI_MODEL_INDEX, xd_json_key(entry, NULL));
+        XD_REQUIRE(m->ctx, name && xdi_weights_is_basename(name), XD_ERROR_FORMAT,
+                   "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory,
+                   XDI_WEIGHTS_INDEX, xd_json_key(entry, NULL));
         m->names[used++] = name;
     }
-    xdi_sort((const void **)m->names, used, xdi_model_by_name);
+    xdi_sort((const void **)m->names, used, xdi_weights_by_name);
     for (size_t i = 0; i < used; i++)
         if (m->count == 0 || strcmp(m->names[m->count - 1], m->names[i]) != 0)
             m->names[m->count++] = m->names[i];
     return XD_OK;
 }
 
-static xd_safetensors *xdi_model_file(const xd_model_files *m, const char *name) {
+static xd_safetensors *xdi_weights_file(const xd_weights_files *m, const char *name) {
     int64_t low = 0, high = m->count;
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
@@ -21865,78 +21881,79 @@ static xd_safetensors *xdi_model_file(const xd_model_files *m, const char *name)
     return NULL;
 }
 
-static xd_result xdi_model_open_shard(xd_model_files *m, const xd_safetensors_desc *desc, int64_t i) {
-    char *path = xdi_model_path(m->ctx, m->directory, m->names[i]);
-    XDI_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, m->names[i]);
+static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensors_desc *desc, int64_t i) {
+    char *path = xdi_weights_path(m->ctx, m->directory, m->names[i]);
+    XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, m->names[i]);
     const xd_result result = xd_safetensors_open(m->ctx, path, desc, &m->files[i]);
     xd_release(m->ctx, path);
     return result;
 }
 
 /* The index and the files must say the same, in both directions. */
-static xd_result xdi_model_check(const xd_model_files *m) {
-    const xd_json *map = xdi_model_map(m);
+static xd_result xdi_weights_check(const xd_weights_files *m) {
+    const xd_json *map = xdi_weights_map(m);
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
         const char *name = xd_json_key(entry, NULL), *file = xd_json_string(entry, NULL);
-        XDI_REQUIRE(m->ctx, xd_safetensors_find(xdi_model_file(m, file), name) >= 0, XD_ERROR_MISSING,
-                    "%s/%s holds no tensor \"%.80s\", where the index puts it", m->directory, file, name);
+        XD_REQUIRE(m->ctx, xd_safetensors_find(xdi_weights_file(m, file), name) >= 0, XD_ERROR_MISSING,
+                   "%s/%s holds no tensor \"%.80s\", where the index puts it", m->directory, file, name);
     }
     for (int64_t i = 0; i < m->count; i++)
         for (int64_t k = 0; k < xd_safetensors_count(m->files[i]); k++) {
             const char *name = xd_safetensors_at(m->files[i], k)->name;
             const char *file = xd_json_string(xd_json_find(map, name), NULL);
-            XDI_REQUIRE(m->ctx, file && strcmp(file, m->names[i]) == 0, XD_ERROR_UNEXPECTED,
-                        "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory,
-                        m->names[i], name, file ? file : "no file");
+            XD_REQUIRE(m->ctx, file && strcmp(file, m->names[i]) == 0, XD_ERROR_UNEXPECTED,
+                       "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory,
+                       m->names[i], name, file ? file : "no file");
         }
     return XD_OK;
 }
 
-static xd_result xdi_model_open_index(xd_model_files *m, const xd_safetensors_desc *desc) {
-    char *path = xdi_model_path(m->ctx, m->directory, XDI_MODEL_INDEX);
-    XDI_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, XDI_MODEL_INDEX);
+static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+    XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, XDI_WEIGHTS_INDEX);
     const xd_result result = xd_json_load(m->ctx, NULL, path, &m->index);
     xd_release(m->ctx, path);
-    XDI_TRY(result);
-    XDI_TRY(xdi_model_collect(m));
+    XD_TRY(result);
+    XD_TRY(xdi_weights_collect(m));
     m->files = (xd_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
-    XDI_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
-    for (int64_t i = 0; i < m->count; i++) XDI_TRY(xdi_model_open_shard(m, desc, i));
-    return xdi_model_check(m);
+    XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
+    for (int64_t i = 0; i < m->count; i++) XD_TRY(xdi_weights_open_shard(m, desc, i));
+    return xdi_weights_check(m);
 }
 
-static xd_result xdi_model_open_single(xd_model_files *m, const char *path, const xd_safetensors_desc *desc) {
+static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
+                                         const xd_safetensors_desc *desc) {
     m->files = (xd_safetensors **)xd_allocate(m->ctx, sizeof *m->files);
-    XDI_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "%s: no room for a file list", path);
+    XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "%s: no room for a file list", path);
     m->count = 1;
     return xd_safetensors_open(m->ctx, path, desc, m->files);
 }
 
-XD_API xd_result xd_model_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                     xd_model_files **out) {
-    char *single = xdi_model_path(ctx, directory, XDI_MODEL_SINGLE);
-    xd_model_files *m = (xd_model_files *)xd_allocate(ctx, sizeof *m);
+XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                       xd_weights_files **out) {
+    char *single = xdi_weights_path(ctx, directory, XDI_WEIGHTS_SINGLE);
+    xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
     xd_result result;
     if (!single || !m) {
         xd_release(ctx, single);
         xd_release(ctx, m);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a model", directory);
     }
     m->ctx = ctx;
     m->directory = directory;
-    if (xdi_model_exists(ctx, single))
-        result = xdi_model_open_single(m, single, desc);
+    if (xdi_weights_exists(ctx, single))
+        result = xdi_weights_open_single(m, single, desc);
     else
-        result = xdi_model_open_index(m, desc);
+        result = xdi_weights_open_index(m, desc);
     xd_release(ctx, single);
     if (result == XD_OK)
         *out = m;
     else
-        xd_model_files_close(m);
+        xd_weights_files_close(m);
     return result;
 }
 
-XD_API void xd_model_files_close(xd_model_files *m) {
+XD_API void xd_weights_files_close(xd_weights_files *m) {
     if (!m) return;
     if (m->files)
         for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
@@ -21946,20 +21963,20 @@ XD_API void xd_model_files_close(xd_model_files *m) {
     xd_release(m->ctx, m);
 }
 
-XD_API int64_t xd_model_files_count(const xd_model_files *m) {
+XD_API int64_t xd_weights_files_count(const xd_weights_files *m) {
     return m->count;
 }
 
-XD_API xd_safetensors *xd_model_files_at(const xd_model_files *m, int64_t file) {
+XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *m, int64_t file) {
     return file >= 0 && file < m->count ? m->files[file] : NULL;
 }
 
-XD_API xd_result xd_model_files_find(const xd_model_files *m, const char *name, xd_safetensors **file,
-                                     int64_t *index) {
-    const char *where = xd_json_string(xd_json_find(xdi_model_map(m), name), NULL);
-    xd_safetensors *holder = m->index ? (where ? xdi_model_file(m, where) : NULL) : m->files[0];
+XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *name, xd_safetensors **file,
+                                       int64_t *index) {
+    const char *where = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
+    xd_safetensors *holder = m->index ? (where ? xdi_weights_file(m, where) : NULL) : m->files[0];
     const int64_t found = holder ? xd_safetensors_find(holder, name) : -1;
-    XDI_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);
+    XD_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);
     *file = holder;
     *index = found;
     return XD_OK;
@@ -21967,7 +21984,7 @@ XD_API xd_result xd_model_files_find(const xd_model_files *m, const char *name, 
 
 /* ---- writing ---- */
 
-struct xd_model_writer {
+struct xd_weights_writer {
     xd_ctx *ctx;
     char *directory;                 /* behind the struct */
     xd_safetensors_writer **writers; /* [shards] */
@@ -21977,22 +21994,22 @@ struct xd_model_writer {
     xd_json_writer index; /* text of the index */
 };
 
-static void xdi_model_shard_name(char name[XDI_MODEL_NAME], int64_t shard, int64_t shards) {
+static void xdi_weights_shard_name(char name[XDI_WEIGHTS_NAME], int64_t shard, int64_t shards) {
     if (shards == 1)
-        snprintf(name, XDI_MODEL_NAME, "%s", XDI_MODEL_SINGLE);
+        snprintf(name, XDI_WEIGHTS_NAME, "%s", XDI_WEIGHTS_SINGLE);
     else
-        snprintf(name, XDI_MODEL_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
+        snprintf(name, XDI_WEIGHTS_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
                  (long long)shards);
 }
 
 /* Fills files greedily in the order of the entries. */
-static xd_result xdi_model_split(xd_model_writer *w, const xd_model_writer_desc *d) {
+static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer_desc *d) {
     const uint64_t limit = d->max_shard_bytes ? d->max_shard_bytes : 5000000000u;
     uint64_t filled = 0;
     w->shards = 1;
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
-        XDI_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
+        XD_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
         if (i > w->first[w->shards - 1] && (bytes > limit || filled > limit - bytes)) {
             w->first[w->shards++] = i;
             filled = 0;
@@ -22004,7 +22021,7 @@ static xd_result xdi_model_split(xd_model_writer *w, const xd_model_writer_desc 
     return XD_OK;
 }
 
-static void xdi_model_write_index(xd_model_writer *w, const xd_model_writer_desc *d) {
+static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_writer_desc *d) {
     xd_json_writer *json = &w->index;
     json->indent = 2;
     xd_json_write_object(json);
@@ -22016,8 +22033,8 @@ static void xdi_model_write_index(xd_model_writer *w, const xd_model_writer_desc
     xd_json_write_key(json, "weight_map");
     xd_json_write_object(json);
     for (int64_t s = 0; s < w->shards; s++) {
-        char name[XDI_MODEL_NAME];
-        xdi_model_shard_name(name, s, w->shards);
+        char name[XDI_WEIGHTS_NAME];
+        xdi_weights_shard_name(name, s, w->shards);
         for (int64_t i = w->first[s]; i < w->first[s + 1]; i++) {
             xd_json_write_key(json, d->entries[i].name);
             xd_json_write_string(json, name);
@@ -22027,60 +22044,61 @@ static void xdi_model_write_index(xd_model_writer *w, const xd_model_writer_desc
     xd_json_write_end(json);
 }
 
-static xd_result xdi_model_start_shard(xd_model_writer *w, const xd_model_writer_desc *d, int64_t shard) {
-    char name[XDI_MODEL_NAME];
+static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_writer_desc *d,
+                                         int64_t shard) {
+    char name[XDI_WEIGHTS_NAME];
     xd_safetensors_writer_desc file;
     memset(&file, 0, sizeof file);
     file.entries = d->entries + w->first[shard];
     file.entry_count = w->first[shard + 1] - w->first[shard];
     file.metadata = d->metadata;
     file.metadata_count = d->metadata_count;
-    xdi_model_shard_name(name, shard, w->shards);
-    char *path = xdi_model_path(w->ctx, w->directory, name);
-    XDI_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
-    const xd_result result = xd_safetensors_create(w->ctx, path, &file, &w->writers[shard]);
+    xdi_weights_shard_name(name, shard, w->shards);
+    char *path = xdi_weights_path(w->ctx, w->directory, name);
+    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
+    const xd_result result = xd_safetensors_writer_create(w->ctx, path, &file, &w->writers[shard]);
     xd_release(w->ctx, path);
     return result;
 }
 
-static xd_result xdi_model_start(xd_model_writer *w, const xd_model_writer_desc *d) {
+static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer_desc *d) {
     w->first = (int64_t *)xd_allocate(w->ctx, ((size_t)d->entry_count + 2) * sizeof *w->first);
-    XDI_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
-    XDI_TRY(xdi_model_split(w, d));
+    XD_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
+    XD_TRY(xdi_weights_split(w, d));
     const char *text;
     size_t bytes;
-    xdi_model_write_index(w, d);
-    XDI_TRY(xd_json_writer_finish(&w->index, &text, &bytes));
-    XDI_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may stand in two shards */
+    xdi_weights_write_index(w, d);
+    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
+    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may stand in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
-    XDI_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
-    for (int64_t s = 0; s < w->shards; s++) XDI_TRY(xdi_model_start_shard(w, d, s));
+    XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
+    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
     return XD_OK;
 }
 
-XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, const xd_model_writer_desc *desc,
-                                        xd_model_writer **out) {
-    XDI_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
-                "%lld tensors", (long long)desc->entry_count);
+XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
+                                          const xd_weights_writer_desc *desc, xd_weights_writer **out) {
+    XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
+               "%lld tensors", (long long)desc->entry_count);
     const size_t length = strlen(directory) + 1;
-    xd_model_writer *w = (xd_model_writer *)xd_allocate(ctx, sizeof *w + length);
-    XDI_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
+    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length);
+    XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
     w->ctx = ctx;
     w->directory = (char *)(w + 1);
     memcpy(w->directory, directory, length);
     w->index = xd_json_writer_create(ctx);
-    const xd_result result = xdi_model_start(w, desc);
+    const xd_result result = xdi_weights_start(w, desc);
     if (result == XD_OK)
         *out = w;
     else
-        xd_model_writer_abort(w);
+        xd_weights_writer_abort(w);
     return result;
 }
 
-XD_API xd_result xd_model_writer_write(xd_model_writer *w, int64_t index, uint64_t first_byte, size_t bytes,
-                                       const void *data) {
-    XDI_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
-                (long long)index, (long long)w->first[w->shards]);
+XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
+                                         size_t bytes, const void *data) {
+    XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
+               (long long)index, (long long)w->first[w->shards]);
     int64_t low = 0, high = w->shards; /* the last shard that starts at or before index */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
@@ -22089,51 +22107,51 @@ XD_API xd_result xd_model_writer_write(xd_model_writer *w, int64_t index, uint64
         else
             high = middle;
     }
-    return xd_safetensors_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
+    return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
 /* Removes a file of the directory; that there is none, or no room for its path, is no failure of the save. */
-static void xdi_model_remove(xd_model_writer *w, const char *name) {
+static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
-    char *path = xdi_model_path(w->ctx, w->directory, name);
+    char *path = xdi_weights_path(w->ctx, w->directory, name);
     if (path) files->remove(files->user, path);
     xd_release(w->ctx, path);
 }
 
-static xd_result xdi_model_save_index(xd_model_writer *w) {
+static xd_result xdi_weights_save_index(xd_weights_writer *w) {
     const char *text;
     size_t bytes;
-    XDI_TRY(xd_json_writer_finish(&w->index, &text, &bytes));
-    char *path = xdi_model_path(w->ctx, w->directory, XDI_MODEL_INDEX);
-    XDI_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, XDI_MODEL_INDEX);
+    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
+    char *path = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, XDI_WEIGHTS_INDEX);
     const xd_result result = xd_file_save(w->ctx, path, text, bytes);
     xd_release(w->ctx, path);
     return result;
 }
 
-XD_API xd_result xd_model_writer_commit(xd_model_writer *w) {
+XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
     xd_result result = XD_OK;
     int64_t published = 0;
     while (published < w->shards && result == XD_OK) {
-        result = xd_safetensors_commit(w->writers[published]);
+        result = xd_safetensors_writer_commit(w->writers[published]);
         w->writers[published] = NULL;
         if (result == XD_OK) published++;
     }
-    if (result == XD_OK && w->shards > 1) result = xdi_model_save_index(w);
-    char name[XDI_MODEL_NAME];
+    if (result == XD_OK && w->shards > 1) result = xdi_weights_save_index(w);
+    char name[XDI_WEIGHTS_NAME];
     for (int64_t s = 0; s < published && result != XD_OK; s++) {
-        xdi_model_shard_name(name, s, w->shards);
-        xdi_model_remove(w, name);
+        xdi_weights_shard_name(name, s, w->shards);
+        xdi_weights_remove(w, name);
     }
-    if (result == XD_OK) xdi_model_remove(w, w->shards > 1 ? XDI_MODEL_SINGLE : XDI_MODEL_INDEX);
-    xd_model_writer_abort(w);
+    if (result == XD_OK) xdi_weights_remove(w, w->shards > 1 ? XDI_WEIGHTS_SINGLE : XDI_WEIGHTS_INDEX);
+    xd_weights_writer_abort(w);
     return result;
 }
 
-XD_API void xd_model_writer_abort(xd_model_writer *w) {
+XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
     if (!w) return;
     if (w->writers)
-        for (int64_t s = 0; s < w->shards; s++) xd_safetensors_abort(w->writers[s]);
+        for (int64_t s = 0; s < w->shards; s++) xd_safetensors_writer_abort(w->writers[s]);
     xd_json_writer_destroy(&w->index);
     xd_release(w->ctx, w->writers);
     xd_release(w->ctx, w->first);
@@ -22150,10 +22168,10 @@ XD_API void xd_model_writer_abort(xd_model_writer *w) {
 typedef struct xdi_gather {
     xd_comm *world;
     xd_ctx *ctx;
-    const xd_model_gather_desc *desc;
+    const xd_weights_gather_desc *desc;
     bool root;
     size_t staging;
-    xd_model_writer *writer;
+    xd_weights_writer *writer;
     unsigned char *slab;
 } xdi_gather;
 
@@ -22174,7 +22192,7 @@ static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes
 }
 
 static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *entries) {
-    xd_model_writer_desc d;
+    xd_weights_writer_desc d;
     memset(&d, 0, sizeof d);
     for (int64_t i = 0; i < g->desc->tensor_count; i++) {
         const xd_layout_desc *whole = xdi_gather_whole(g, i);
@@ -22188,7 +22206,7 @@ static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *e
     d.max_shard_bytes = g->desc->max_shard_bytes;
     d.metadata = g->desc->metadata;
     d.metadata_count = g->desc->metadata_count;
-    return xd_model_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
+    return xd_weights_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
 }
 
 /* Root: the files, and a slab that is large enough for every tensor. */
@@ -22197,18 +22215,18 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     const size_t count = (size_t)g->desc->tensor_count;
     size_t largest = 0;
     xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(g->ctx, count * sizeof *entries);
-    XDI_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
+    XD_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
     const xd_result result = xdi_gather_create_writer(g, entries);
     xd_release(g->ctx, entries);
-    XDI_TRY(result); /* the writer has checked that no size overflows */
+    XD_TRY(result); /* the writer has checked that no size overflows */
     for (int64_t i = 0; i < g->desc->tensor_count; i++) {
         size_t row_bytes;
         const size_t bytes = (size_t)xdi_gather_rows(g, i, &row_bytes) * row_bytes;
         if (bytes > largest) largest = bytes;
     }
     g->slab = (unsigned char *)xd_allocate(g->ctx, largest);
-    XDI_REQUIRE(g->ctx, g->slab, XD_ERROR_MEMORY, "no room for a slab of %llu bytes",
-                (unsigned long long)largest);
+    XD_REQUIRE(g->ctx, g->slab, XD_ERROR_MEMORY, "no room for a slab of %llu bytes",
+               (unsigned long long)largest);
     return XD_OK;
 }
 
@@ -22226,24 +22244,24 @@ static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
         const bool scalar = whole->ndim == 0;
         begin[0] = row;
         end[0] = row + count;
-        XDI_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
-                                 scalar ? NULL : end, g->desc->root, g->slab));
+        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
+                                scalar ? NULL : end, g->desc->root, g->slab));
         if (g->root && mine == XD_OK)
-            mine = xd_model_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
-                                         g->slab);
+            mine = xd_weights_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
+                                           g->slab);
     }
     return xd_agree(g->world, mine);
 }
 
 static xd_result xdi_gather_run(xdi_gather *g) {
-    XDI_TRY(xd_agree(g->world, xdi_gather_prepare(g)));
-    for (int64_t i = 0; i < g->desc->tensor_count; i++) XDI_TRY(xdi_gather_tensor(g, i));
-    xd_model_writer *writer = g->writer;
+    XD_TRY(xd_agree(g->world, xdi_gather_prepare(g)));
+    for (int64_t i = 0; i < g->desc->tensor_count; i++) XD_TRY(xdi_gather_tensor(g, i));
+    xd_weights_writer *writer = g->writer;
     g->writer = NULL;
-    return xd_agree(g->world, g->root ? xd_model_writer_commit(writer) : XD_OK);
+    return xd_agree(g->world, g->root ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
-XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc) {
+XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     xdi_gather g;
     memset(&g, 0, sizeof g);
     g.world = world;
@@ -22252,12 +22270,11 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
     g.root = xd_comm_rank(world) == desc->root;
     g.staging = desc->staging_bytes ? desc->staging_bytes : (size_t)16 << 20;
     const bool valid = desc->root >= 0 && desc->root < xd_comm_size(world) && desc->tensor_count >= 0;
-    XDI_TRY(xd_agree(world, valid
-                                ? XD_OK
-                                : XDI_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
+    XD_TRY(xd_agree(world, valid ? XD_OK
+                                 : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
     const xd_result result = xdi_gather_run(&g);
-    xd_model_writer_abort(g.writer);
+    xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);
     return result;
 }
@@ -24189,8 +24206,8 @@ typedef struct xdi_pattern_parser {
 /* ---- parsing ---- */
 
 static xd_result xdi_pattern_refuse(const xdi_pattern_parser *p, size_t at, const char *what) {
-    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "pattern: %s at byte %llu of %llu", what, (unsigned long long)at,
-                    (unsigned long long)p->bytes);
+    return XD_FAIL(p->ctx, XD_ERROR_FORMAT, "pattern: %s at byte %llu of %llu", what, (unsigned long long)at,
+                   (unsigned long long)p->bytes);
 }
 
 static bool xdi_pattern_take(xdi_pattern_parser *p, const char *word) {
@@ -24319,7 +24336,7 @@ static xd_result xdi_pattern_parse_class(xdi_pattern_parser *p, uint32_t *node) 
         if (p->text[at] == '[') return xdi_pattern_refuse(p, at, "a class inside a class");
         if (p->text[at] == '&' && at + 1 < p->bytes && p->text[at + 1] == '&')
             return xdi_pattern_refuse(p, at, "an intersection of classes");
-        XDI_TRY(xdi_pattern_parse_item(p, &categories, &low));
+        XD_TRY(xdi_pattern_parse_item(p, &categories, &low));
         set->categories |= categories;
         if (categories) continue;
         const bool range = p->at + 1 < p->bytes && p->text[p->at] == '-' && p->text[p->at + 1] != ']';
@@ -24328,7 +24345,7 @@ static xd_result xdi_pattern_parse_class(xdi_pattern_parser *p, uint32_t *node) 
             continue;
         }
         p->at++;
-        XDI_TRY(xdi_pattern_parse_item(p, &more, &high));
+        XD_TRY(xdi_pattern_parse_item(p, &more, &high));
         if (more || high < low) return xdi_pattern_refuse(p, at, "a range that runs backwards");
         if (p->fold && high >= 128) return xdi_pattern_refuse(p, at, "a range beyond ASCII inside (?i:");
         if (!p->fold) xdi_pattern_add_range(p->pattern, set, low, high);
@@ -24351,7 +24368,7 @@ static xd_result xdi_pattern_parse_group(xdi_pattern_parser *p, uint32_t *node) 
         return xdi_pattern_refuse(p, begin, "a kind of group that is not supported");
     if (++p->depth > XDI_PATTERN_DEPTH) return xdi_pattern_refuse(p, begin, "groups nested too deeply");
     p->fold = fold || fold_here;
-    XDI_TRY(xdi_pattern_parse_choice(p, node));
+    XD_TRY(xdi_pattern_parse_choice(p, node));
     if (!xdi_pattern_take(p, ")")) return xdi_pattern_refuse(p, begin, "a group without end");
     p->fold = fold;
     p->depth--;
@@ -24373,7 +24390,7 @@ static xd_result xdi_pattern_parse_atom(xdi_pattern_parser *p, uint32_t *node) {
     if (strchr("^.*+?{", p->text[p->at]) && p->text[p->at])
         return xdi_pattern_refuse(p, p->at, "an operator that is not supported here");
     uint32_t categories, point;
-    XDI_TRY(xdi_pattern_parse_item(p, &categories, &point));
+    XD_TRY(xdi_pattern_parse_item(p, &categories, &point));
     xdi_pattern_set *set = xdi_pattern_new_set(p->pattern);
     set->categories = categories;
     if (!categories) xdi_pattern_add_point(p, set, point);
@@ -24431,9 +24448,9 @@ static xd_result xdi_pattern_parse_repeat(xdi_pattern_parser *p, uint32_t *node)
     const size_t begin = p->at;
     uint32_t min, max;
     bool found;
-    XDI_TRY(xdi_pattern_parse_atom(p, node));
+    XD_TRY(xdi_pattern_parse_atom(p, node));
     const size_t operator_at = p->at;
-    XDI_TRY(xdi_pattern_parse_bounds(p, &min, &max, &found));
+    XD_TRY(xdi_pattern_parse_bounds(p, &min, &max, &found));
     if (!found) return XD_OK;
     const bool possessive = xdi_pattern_take(p, "+");
     if (p->at < p->bytes && strchr("?*+{", p->text[p->at]) && p->text[p->at])
@@ -24454,7 +24471,7 @@ static xd_result xdi_pattern_parse_sequence(xdi_pattern_parser *p, uint32_t *nod
     *node = xdi_pattern_node_new(p, XDI_PATTERN_SEQUENCE);
     uint32_t last = XDI_PATTERN_NONE, child;
     while (p->at < p->bytes && p->text[p->at] != '|' && p->text[p->at] != ')') {
-        XDI_TRY(xdi_pattern_parse_repeat(p, &child));
+        XD_TRY(xdi_pattern_parse_repeat(p, &child));
         if (last == XDI_PATTERN_NONE)
             p->nodes[*node].child = child;
         else
@@ -24467,10 +24484,10 @@ static xd_result xdi_pattern_parse_sequence(xdi_pattern_parser *p, uint32_t *nod
 static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node) {
     *node = xdi_pattern_node_new(p, XDI_PATTERN_CHOICE);
     uint32_t last, child;
-    XDI_TRY(xdi_pattern_parse_sequence(p, &last));
+    XD_TRY(xdi_pattern_parse_sequence(p, &last));
     p->nodes[*node].child = last;
     while (xdi_pattern_take(p, "|")) {
-        XDI_TRY(xdi_pattern_parse_sequence(p, &child));
+        XD_TRY(xdi_pattern_parse_sequence(p, &child));
         p->nodes[last].next = child;
         last = child;
     }
@@ -24482,11 +24499,11 @@ static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node)
 static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t *index) {
     xdi_pattern *pattern = p->pattern;
     if (pattern->op_count == pattern->op_capacity) {
-        XDI_REQUIRE(p->ctx, pattern->op_capacity < XDI_PATTERN_OPS, XD_ERROR_FORMAT,
-                    "pattern: more than %d operations", (int)XDI_PATTERN_OPS);
+        XD_REQUIRE(p->ctx, pattern->op_capacity < XDI_PATTERN_OPS, XD_ERROR_FORMAT,
+                   "pattern: more than %d operations", (int)XDI_PATTERN_OPS);
         const uint32_t capacity = pattern->op_capacity ? 2 * pattern->op_capacity : 64;
         xdi_pattern_op *ops = (xdi_pattern_op *)xd_allocate(p->ctx, capacity * sizeof *ops);
-        XDI_REQUIRE(p->ctx, ops, XD_ERROR_MEMORY, "pattern: no room for %u operations", (unsigned)capacity);
+        XD_REQUIRE(p->ctx, ops, XD_ERROR_MEMORY, "pattern: no room for %u operations", (unsigned)capacity);
         if (pattern->ops) memcpy(ops, pattern->ops, pattern->op_count * sizeof *ops);
         xd_release(p->ctx, pattern->ops);
         pattern->ops = ops;
@@ -24503,9 +24520,9 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
 /* What stands between an operation that matches on its own and its target. */
 static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
     uint32_t head, done;
-    XDI_TRY(xdi_pattern_emit(p, kind, &head));
-    XDI_TRY(xdi_pattern_emit_node(p, child));
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    XD_TRY(xdi_pattern_emit(p, kind, &head));
+    XD_TRY(xdi_pattern_emit_node(p, child));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     p->pattern->ops[head].target = p->pattern->op_count;
     return XD_OK;
 }
@@ -24513,14 +24530,14 @@ static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind 
 static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
     uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
     for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
-        XDI_TRY(xdi_pattern_emit_node(p, child));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit_node(p, child));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
         p->pattern->ops[jump].target = chain;
         chain = jump;
         p->pattern->ops[split].target = p->pattern->op_count;
     }
-    XDI_TRY(xdi_pattern_emit_node(p, child));
+    XD_TRY(xdi_pattern_emit_node(p, child));
     while (chain != XDI_PATTERN_NONE) {
         const uint32_t before = p->pattern->ops[chain].target;
         p->pattern->ops[chain].target = p->pattern->op_count;
@@ -24531,21 +24548,21 @@ static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) 
 
 static xd_result xdi_pattern_emit_loop(xdi_pattern_parser *p, const xdi_pattern_node *node) {
     uint32_t split, jump;
-    for (uint32_t i = 0; i < node->min; i++) XDI_TRY(xdi_pattern_emit_node(p, node->child));
+    for (uint32_t i = 0; i < node->min; i++) XD_TRY(xdi_pattern_emit_node(p, node->child));
     if (node->max == UINT32_MAX) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
-        XDI_TRY(xdi_pattern_emit_node(p, node->child));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit_node(p, node->child));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
         p->pattern->ops[jump].target = split;
         p->pattern->ops[split].target = p->pattern->op_count;
         return XD_OK;
     }
     uint32_t chain = XDI_PATTERN_NONE;
     for (uint32_t i = node->min; i < node->max; i++) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
         p->pattern->ops[split].target = chain;
         chain = split;
-        XDI_TRY(xdi_pattern_emit_node(p, node->child));
+        XD_TRY(xdi_pattern_emit_node(p, node->child));
     }
     while (chain != XDI_PATTERN_NONE) {
         const uint32_t before = p->pattern->ops[chain].target;
@@ -24558,7 +24575,7 @@ static xd_result xdi_pattern_emit_loop(xdi_pattern_parser *p, const xdi_pattern_
 static xd_result xdi_pattern_emit_set(xdi_pattern_parser *p, uint32_t set, uint32_t min, uint32_t max,
                                       bool possessive) {
     uint32_t index;
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_SET, &index));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_SET, &index));
     xdi_pattern_op *op = &p->pattern->ops[index];
     op->set = set;
     op->min = min;
@@ -24587,7 +24604,7 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     case XDI_PATTERN_NOT_AHEAD: return xdi_pattern_emit_inner(p, node->kind, node->child);
     case XDI_PATTERN_SEQUENCE:
         for (uint32_t c = node->child; c != XDI_PATTERN_NONE; c = p->nodes[c].next)
-            XDI_TRY(xdi_pattern_emit_node(p, c));
+            XD_TRY(xdi_pattern_emit_node(p, c));
         return XD_OK;
     case XDI_PATTERN_REPEAT: break;
     case XDI_PATTERN_END:
@@ -24597,9 +24614,9 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     if (set != XDI_PATTERN_NONE) return xdi_pattern_emit_set(p, set, node->min, node->max, node->possessive);
     if (!node->possessive) return xdi_pattern_emit_loop(p, node);
     uint32_t head, done;
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_ATOMIC, &head));
-    XDI_TRY(xdi_pattern_emit_loop(p, node));
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_ATOMIC, &head));
+    XD_TRY(xdi_pattern_emit_loop(p, node));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     p->pattern->ops[head].target = p->pattern->op_count;
     return XD_OK;
 }
@@ -24639,8 +24656,8 @@ static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
         pattern->starts[pattern->alternatives++] = pattern->op_count;
         if (xdi_pattern_first(p, c, bit))
             for (int i = 0; i < 256; i++) pattern->first[i] |= bit;
-        XDI_TRY(xdi_pattern_emit_node(p, c));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+        XD_TRY(xdi_pattern_emit_node(p, c));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     }
     return XD_OK;
 }
@@ -24651,26 +24668,26 @@ static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
     p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
     p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
-    XDI_REQUIRE(p->ctx, p->pattern->sets && p->pattern->ranges && p->nodes, XD_ERROR_MEMORY,
-                "no room for a pattern of %llu bytes", (unsigned long long)p->bytes);
+    XD_REQUIRE(p->ctx, p->pattern->sets && p->pattern->ranges && p->nodes, XD_ERROR_MEMORY,
+               "no room for a pattern of %llu bytes", (unsigned long long)p->bytes);
     uint32_t root;
-    XDI_TRY(xdi_pattern_parse_choice(p, &root));
+    XD_TRY(xdi_pattern_parse_choice(p, &root));
     if (p->at < p->bytes) return xdi_pattern_refuse(p, p->at, "a ) too many");
     return xdi_pattern_emit_top(p, root);
 }
 
 XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
                                         xdi_pattern **out) {
-    XDI_REQUIRE(ctx, bytes > 0 && bytes <= XDI_PATTERN_BYTES, XD_ERROR_FORMAT,
-                "pattern of %llu bytes; 1 to %d are supported", (unsigned long long)bytes,
-                (int)XDI_PATTERN_BYTES);
+    XD_REQUIRE(ctx, bytes > 0 && bytes <= XDI_PATTERN_BYTES, XD_ERROR_FORMAT,
+               "pattern of %llu bytes; 1 to %d are supported", (unsigned long long)bytes,
+               (int)XDI_PATTERN_BYTES);
     xdi_pattern_parser p;
     memset(&p, 0, sizeof p);
     p.ctx = ctx;
     p.text = (const uint8_t *)text;
     p.bytes = bytes;
     p.pattern = (xdi_pattern *)xd_allocate(ctx, sizeof *p.pattern);
-    XDI_REQUIRE(ctx, p.pattern, XD_ERROR_MEMORY, "no room for a pattern");
+    XD_REQUIRE(ctx, p.pattern, XD_ERROR_MEMORY, "no room for a pattern");
     p.pattern->unicode = u;
     const xd_result result = xdi_pattern_compile(&p);
     xd_release(ctx, p.nodes);
@@ -24751,12 +24768,12 @@ static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, 
 
 static xd_result xdi_matcher_push(xdi_matcher *m, size_t low, size_t high, uint32_t op) {
     if (m->used == m->capacity) {
-        XDI_REQUIRE(m->ctx, m->capacity < XDI_PATTERN_STACK, XD_ERROR_DATA,
-                    "the split pattern needs more than %d choices at byte %llu of a text",
-                    (int)XDI_PATTERN_STACK, (unsigned long long)high);
+        XD_REQUIRE(m->ctx, m->capacity < XDI_PATTERN_STACK, XD_ERROR_DATA,
+                   "the split pattern needs more than %d choices at byte %llu of a text",
+                   (int)XDI_PATTERN_STACK, (unsigned long long)high);
         const size_t capacity = m->capacity ? 4 * m->capacity : 256;
         xdi_pattern_choice *stack = (xdi_pattern_choice *)xd_allocate(m->ctx, capacity * sizeof *stack);
-        XDI_REQUIRE(m->ctx, stack, XD_ERROR_MEMORY, "no room for %llu choices", (unsigned long long)capacity);
+        XD_REQUIRE(m->ctx, stack, XD_ERROR_MEMORY, "no room for %llu choices", (unsigned long long)capacity);
         if (m->stack) memcpy(stack, m->stack, m->used * sizeof *stack);
         xd_release(m->ctx, m->stack);
         m->stack = stack;
@@ -24780,9 +24797,9 @@ static bool xdi_matcher_back(xdi_matcher *m, size_t base, uint32_t *op, size_t *
 }
 
 static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
-    XDI_REQUIRE(m->ctx, m->steps >= steps, XD_ERROR_DATA,
-                "the split pattern takes too many steps at byte %llu of a text of %llu",
-                (unsigned long long)at, (unsigned long long)m->bytes);
+    XD_REQUIRE(m->ctx, m->steps >= steps, XD_ERROR_DATA,
+               "the split pattern takes too many steps at byte %llu of a text of %llu",
+               (unsigned long long)at, (unsigned long long)m->bytes);
     m->steps -= steps;
     return XD_OK;
 }
@@ -24802,20 +24819,20 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
         case XDI_PATTERN_SET:
             good = xdi_pattern_run_set(m, o, &at, &enough);
             if (good && at > enough && !o->possessive && ops[op + 1].kind != XDI_PATTERN_DONE)
-                XDI_TRY(xdi_matcher_push(m, enough, at, op + 1));
+                XD_TRY(xdi_matcher_push(m, enough, at, op + 1));
             op++;
             break;
         case XDI_PATTERN_CHOICE:
-            XDI_TRY(xdi_matcher_push(m, SIZE_MAX, at, o->target));
+            XD_TRY(xdi_matcher_push(m, SIZE_MAX, at, o->target));
             op++;
             break;
         case XDI_PATTERN_JUMP: op = o->target; break;
         case XDI_PATTERN_ATOMIC:
-            XDI_TRY(xdi_pattern_run(m, op + 1, at, &at, &good));
+            XD_TRY(xdi_pattern_run(m, op + 1, at, &at, &good));
             op = o->target;
             break;
         case XDI_PATTERN_NOT_AHEAD:
-            XDI_TRY(xdi_pattern_run(m, op + 1, at, &inner, &good));
+            XD_TRY(xdi_pattern_run(m, op + 1, at, &inner, &good));
             good = !good;
             op = o->target;
             break;
@@ -24830,7 +24847,7 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
             *matched = true;
             return XD_OK;
         }
-        XDI_TRY(xdi_pattern_spend(m, 1 + (at > begin ? at - begin : 0), begin));
+        XD_TRY(xdi_pattern_spend(m, 1 + (at > begin ? at - begin : 0), begin));
         if (!good && !xdi_matcher_back(m, base, &op, &at)) {
             *matched = false;
             return XD_OK;
@@ -24953,13 +24970,13 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes) {
 /* ---- building ---- */
 
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out) {
-    XDI_REQUIRE(ctx, size > 0 && size <= XDI_TOKENIZER_IDS, XD_ERROR_FORMAT,
-                "tokenizer: ids up to %lld; 0 to %d are supported", (long long)size - 1,
-                XDI_TOKENIZER_IDS - 1);
-    XDI_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
-                (unsigned long long)blob_bytes);
+    XD_REQUIRE(ctx, size > 0 && size <= XDI_TOKENIZER_IDS, XD_ERROR_FORMAT,
+               "tokenizer: ids up to %lld; 0 to %d are supported", (long long)size - 1,
+               XDI_TOKENIZER_IDS - 1);
+    XD_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
+               (unsigned long long)blob_bytes);
     xd_tokenizer *t = (xd_tokenizer *)xd_allocate(ctx, sizeof *t);
-    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
     t->ctx = ctx;
     t->size = (int32_t)size;
     t->unknown = t->bos = t->eos = -1;
@@ -24975,7 +24992,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
         return XD_OK;
     }
     xd_tokenizer_destroy(t);
-    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
 }
 
 XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
@@ -25011,19 +25028,19 @@ static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t l
 }
 
 static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
-    XDI_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
-                (long long)id, (int)t->size - 1);
-    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
-                "tokenizer: id %lld stands twice", (long long)id);
-    XDI_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
-                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
-                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
+    XD_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
+               (long long)id, (int)t->size - 1);
+    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+               "tokenizer: id %lld stands twice", (long long)id);
+    XD_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
+               "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
+               (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes) {
-    XDI_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
+    XD_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
     xdi_token *token = &t->tokens[id];
     token->kind = kind;
     token->text = token->raw = xdi_tokenizer_store(t, text, text_bytes);
@@ -25035,11 +25052,11 @@ XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kin
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes, const void *raw, size_t raw_bytes) {
     xdi_slot *slot = xdi_tokenizer_slot(t, false, (const uint8_t *)text, text_bytes);
-    XDI_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
-                (int)XDI_TOKENIZER_PROBES);
-    XDI_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
-                (int)slot->id - 1, (long long)id);
-    XDI_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
+    XD_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
+               (int)XDI_TOKENIZER_PROBES);
+    XD_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
+               (int)slot->id - 1, (long long)id);
+    XD_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
     xdi_tokenizer_fill_slot(t, slot, false, (int32_t)id);
     xdi_token *token = &t->tokens[id];
     if (raw) token->raw = xdi_tokenizer_store(t, raw, raw_bytes);
@@ -25060,18 +25077,18 @@ static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge
         *at = *merge;
         return XD_OK;
     }
-    return XDI_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
-                    (int)XDI_TOKENIZER_PROBES);
+    return XD_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
+                   (int)XDI_TOKENIZER_PROBES);
 }
 
 /* Doubles the table of merges. */
 static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
     xdi_merge *old = t->merges;
     const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
-    XDI_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
-                (int)XDI_TOKENIZER_MERGES);
+    XD_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
+               (int)XDI_TOKENIZER_MERGES);
     xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
-    XDI_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
+    XD_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
     for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
     t->merges = merges;
     t->merge_slots = slots;
@@ -25085,7 +25102,7 @@ static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
                                              int32_t id) {
-    if (2 * t->merge_count >= t->merge_slots) XDI_TRY(xdi_tokenizer_grow_merges(t));
+    if (2 * t->merge_count >= t->merge_slots) XD_TRY(xdi_tokenizer_grow_merges(t));
     xdi_merge merge;
     merge.pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     merge.rank = rank;
@@ -25098,16 +25115,16 @@ XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t 
         const xdi_token *token = &t->tokens[id];
         if (token->kind != XD_TOKEN_KIND_NORMAL) continue;
         const uint8_t *text = t->blob + token->text;
-        XDI_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
-                    "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
-                    (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
+        XD_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
+                   "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
+                   (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
         for (uint32_t cut = 1; cut < token->text_bytes; cut++) {
             if (!t->byte_level && (text[cut] & 0xc0u) == 0x80u) continue;
             const int32_t left = xdi_tokenizer_piece(t, text, cut);
             if (left < 0 || t->tokens[left].kind != XD_TOKEN_KIND_NORMAL) continue;
             const int32_t right = xdi_tokenizer_piece(t, text + cut, token->text_bytes - cut);
             if (right < 0 || t->tokens[right].kind != XD_TOKEN_KIND_NORMAL) continue;
-            XDI_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
+            XD_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
         }
     }
     return XD_OK;
@@ -25119,8 +25136,8 @@ static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *ad
     if ((list->count & (list->count - 1)) == 0) { /* full: capacities are the powers of two */
         const size_t capacity = list->count ? 2 * (size_t)list->count : 1;
         xdi_added *items = (xdi_added *)xd_allocate(t->ctx, capacity * sizeof *items);
-        XDI_REQUIRE(t->ctx, items, XD_ERROR_MEMORY, "no room for %llu added tokens",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(t->ctx, items, XD_ERROR_MEMORY, "no room for %llu added tokens",
+                   (unsigned long long)capacity);
         if (list->items) memcpy(items, list->items, list->count * sizeof *items);
         xd_release(t->ctx, list->items);
         list->items = items;
@@ -25132,14 +25149,14 @@ static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *ad
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes) {
     xdi_added item = *added;
-    XDI_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
-                "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
-    XDI_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
-                "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
-                (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
+    XD_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
+               "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
+    XD_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
+               "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
+               (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
     xdi_token *token = &t->tokens[item.id];
     if (token->kind == XD_TOKEN_KIND_NONE)
-        XDI_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
+        XD_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
     if (token->raw_bytes != bytes || memcmp(t->blob + token->raw, text, bytes) != 0) {
         token->text = token->raw = xdi_tokenizer_store(t, text, bytes);
         token->text_bytes = token->raw_bytes = (uint32_t)bytes;
@@ -25153,13 +25170,13 @@ XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added 
 
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes) {
-    XDI_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
-                XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
+    XD_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
+               XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
     for (int64_t i = 0; i < desc->special_count; i++) {
         const xd_tokenizer_special *s = &desc->specials[i];
-        XDI_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,
-                    XD_ERROR_ARGUMENT, "special token %lld has no content, or id %d is not in 0 to %d",
-                    (long long)i, (int)s->id, XDI_TOKENIZER_IDS - 1);
+        XD_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,
+                   XD_ERROR_ARGUMENT, "special token %lld has no content, or id %d is not in 0 to %d",
+                   (long long)i, (int)s->id, XDI_TOKENIZER_IDS - 1);
         if (s->id >= *size) *size = (int64_t)s->id + 1;
         *bytes += strlen(s->content);
     }
@@ -25173,9 +25190,9 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
         memset(&added, 0, sizeof added);
         added.id = desc->specials[i].id;
         added.special = true;
-        XDI_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
-                    "special token \"%.80s\": id %d is taken", content, (int)added.id);
-        XDI_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
+        XD_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+                   "special token \"%.80s\": id %d is taken", content, (int)added.id);
+        XD_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
     }
     return XD_OK;
 }
@@ -25226,8 +25243,8 @@ XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokeni
     for (int i = 0; i < 2; i++) {
         if (!names[i]) continue;
         ids[i] = xd_tokenizer_find_special(t, names[i]);
-        XDI_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
-                    "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
+        XD_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
+                   "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
         xdi_tokenizer_put_around(t, ids[i], i > 0);
     }
     t->bos = ids[0];
@@ -25256,7 +25273,7 @@ static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t
     if (!literal) return xdi_pattern_create(t->ctx, text, bytes, t->unicode, out);
     char *escaped = (char *)xd_allocate(t->ctx, 2 * bytes + 1);
     size_t length = 0;
-    XDI_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
+    XD_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
     for (size_t i = 0; i < bytes; i++) {
         const char c = text[i];
         if (c > ' ' && c < 127 && strchr("$()*+.?[\\]^{|}", c)) escaped[length++] = '\\';
@@ -25269,10 +25286,10 @@ static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t
 
 XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
                                              xdi_split_behavior behavior, bool invert) {
-    XDI_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
-                "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
+    XD_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+               "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
     xdi_split *split = &t->splits[t->split_count];
-    XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
+    XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
     split->behavior = behavior;
     split->invert = invert;
     t->split_count++;
@@ -25281,10 +25298,10 @@ XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *patter
 
 XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
                                                size_t bytes, bool literal, const char *to, size_t to_bytes) {
-    XDI_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
-                "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
+    XD_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+               "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
     xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
-    if (pattern) XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
+    if (pattern) XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
     rewrite->kind = kind;
     rewrite->one = pattern && literal && bytes == 1 && (unsigned char)pattern[0] < 0x80 ? pattern[0] : '\0';
     rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
@@ -25325,7 +25342,7 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
         xdi_added_sift(t, list->items, 0, end);
     }
     list->starts = (uint8_t *)xd_allocate(t->ctx, 8192);
-    XDI_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
+    XD_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
     for (uint32_t i = 0; i < list->count; i++) {
         const uint8_t *text = t->blob + list->items[i].text;
         const unsigned first = text[0] * 256u, low = list->items[i].bytes > 1 ? text[1] : 0u;
@@ -25353,9 +25370,9 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
         if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
             t->blob_bytes + out.length > t->blob_capacity)
             result =
-                XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
-                         "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
-                         (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
+                XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
+                        "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
+                        (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
         if (result != XD_OK) continue;
         list->items[i].text = xdi_tokenizer_store(t, out.bytes, out.length);
         list->items[i].bytes = (uint32_t)out.length;
@@ -25391,8 +25408,8 @@ static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
     const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
     t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
     t->merging = (uint64_t *)xd_allocate(t->ctx, ((size_t)t->size + 63) / 64 * sizeof *t->merging);
-    XDI_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
-                (unsigned)t->merge_count);
+    XD_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
+               (unsigned)t->merge_count);
     for (uint32_t i = 0; i < t->merge_slots; i++) {
         const uint64_t pair = t->merges[i].pair;
         const size_t bit = xdi_merge_hash(pair) & (bits - 1);
@@ -25419,14 +25436,14 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->character_pages =
         (uint16_t *)xd_allocate(t->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *t->character_pages);
-    XDI_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
+    XD_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
     for (int32_t id = 0; id < t->size; id++) {
         const uint32_t point = xdi_tokenizer_point(t, &t->tokens[id]);
         if (point == XDI_UNICODE_INVALID || t->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
         t->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
     }
     t->character_ids = (int32_t *)xd_allocate(t->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
-    XDI_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
+    XD_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
     memset(t->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
     for (int32_t id = 0; id < t->size; id++) {
         const xdi_token *token = &t->tokens[id];
@@ -25444,8 +25461,8 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
-    XDI_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
-                (unsigned)t->piece_slots);
+    XD_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
+               (unsigned)t->piece_slots);
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t id = 0; id < t->size; id++) {
             const xdi_token *token = &t->tokens[id];
@@ -25496,13 +25513,13 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     if (!t->merges)
-        XDI_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
-    XDI_TRY(xdi_tokenizer_normalize_added(t));
-    for (int i = 0; i < 2; i++) XDI_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
+        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+    XD_TRY(xdi_tokenizer_normalize_added(t));
+    for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
-    XDI_TRY(xdi_tokenizer_fill_bits(t));
-    XDI_TRY(xdi_tokenizer_fill_raws(t));
-    XDI_TRY(xdi_tokenizer_fill_characters(t));
+    XD_TRY(xdi_tokenizer_fill_bits(t));
+    XD_TRY(xdi_tokenizer_fill_raws(t));
+    XD_TRY(xdi_tokenizer_fill_characters(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
 }
@@ -25550,8 +25567,8 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const i
     bool first = t->adds_prefix;
     for (int64_t i = 0; i < count; i++) {
         const xd_token token = xd_tokenizer_token(t, ids[i]);
-        XDI_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA,
-                    "id %d at position %lld is no token", (int)ids[i], (long long)i);
+        XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
+                   (int)ids[i], (long long)i);
         if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
         const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
         const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;
@@ -25577,12 +25594,12 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const i
 static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->length + more > t->capacity) {
         const size_t capacity = t->length + more + t->capacity / 2 + 64;
-        XDI_REQUIRE(ctx, t->length + more < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
-                    "a text of %llu bytes after normalisation; less than %d are supported",
-                    (unsigned long long)(t->length + more), (int)XDI_TOKENIZER_TEXT);
+        XD_REQUIRE(ctx, t->length + more < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+                   "a text of %llu bytes after normalisation; less than %d are supported",
+                   (unsigned long long)(t->length + more), (int)XDI_TOKENIZER_TEXT);
         uint8_t *bytes = (uint8_t *)xd_allocate(ctx, capacity);
-        XDI_REQUIRE(ctx, bytes, XD_ERROR_MEMORY, "no room for a text of %llu bytes",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(ctx, bytes, XD_ERROR_MEMORY, "no room for a text of %llu bytes",
+                   (unsigned long long)capacity);
         if (t->bytes) memcpy(bytes, t->bytes, t->length);
         xd_release(ctx, t->bytes);
         t->bytes = bytes;
@@ -25591,8 +25608,7 @@ static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->run_count == t->run_capacity) {
         const size_t capacity = t->run_capacity ? 2 * t->run_capacity : 64;
         xdi_text_run *runs = (xdi_text_run *)xd_allocate(ctx, capacity * sizeof *runs);
-        XDI_REQUIRE(ctx, runs, XD_ERROR_MEMORY, "no room for %llu runs of text",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(ctx, runs, XD_ERROR_MEMORY, "no room for %llu runs of text", (unsigned long long)capacity);
         if (t->runs) memcpy(runs, t->runs, t->run_count * sizeof *runs);
         xd_release(ctx, t->runs);
         t->runs = runs;
@@ -25660,7 +25676,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
         const xdi_text_run *r = &in->runs[*run];
         const size_t next = *run + 1 < in->run_count ? in->runs[*run + 1].at : in->length;
         const size_t stop = next < end ? next : end;
-        XDI_TRY(xdi_text_reserve(ctx, out, stop - begin));
+        XD_TRY(xdi_text_reserve(ctx, out, stop - begin));
         xdi_text_run *made = &out->runs[out->run_count];
         const xdi_text_run *last = out->run_count ? made - 1 : NULL;
         *made = *r;
@@ -25682,7 +25698,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
 static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
                               xd_token_span span) {
     if (length == 0) return XD_OK;
-    XDI_TRY(xdi_text_reserve(ctx, out, length));
+    XD_TRY(xdi_text_reserve(ctx, out, length));
     xdi_text_run *run = &out->runs[out->run_count++];
     run->at = (uint32_t)out->length;
     run->from = (uint32_t)span.begin;
@@ -25708,8 +25724,8 @@ static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool c
         xd_release(ctx, r->points);
         r->point_capacity = 0;
         r->points = (uint32_t *)xd_allocate(ctx, 2 * needed * sizeof *r->points);
-        XDI_REQUIRE(ctx, r->points, XD_ERROR_MEMORY, "no room for a cluster of %llu characters",
-                    (unsigned long long)needed);
+        XD_REQUIRE(ctx, r->points, XD_ERROR_MEMORY, "no room for a cluster of %llu characters",
+                   (unsigned long long)needed);
         r->point_capacity = needed;
     }
     *count = 0;
@@ -25725,7 +25741,7 @@ static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool com
                                      const xdi_text_view *in, size_t *run, size_t begin, size_t end,
                                      xdi_text *out) {
     size_t count = 0;
-    XDI_TRY(xdi_rewrite_decompose(ctx, u, compat, r, in->bytes + begin, in->bytes + end, &count));
+    XD_TRY(xdi_rewrite_decompose(ctx, u, compat, r, in->bytes + begin, in->bytes + end, &count));
     count = xdi_unicode_compose(u, r->points, count, r->points + r->point_capacity);
     uint8_t *bytes = (uint8_t *)(r->points + r->point_capacity); /* the other half is free again */
     size_t length = 0;
@@ -25767,8 +25783,8 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
             if (!(xdi_unicode_property(t->unicode, point) & XDI_UNICODE_JOINS)) break;
             stop += next;
         }
-        XDI_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
-        XDI_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
+        XD_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
+        XD_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
         done = at = before = stop;
     }
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
@@ -25797,7 +25813,7 @@ static xd_result xdi_rewrite_prepend(xd_ctx *ctx, const uint8_t *to, size_t byte
     size_t run = 0;
     xd_token_span span = xdi_text_origin(in, &run, 0, 0);
     span.end = span.begin;
-    XDI_TRY(xdi_text_put(ctx, out, to, bytes, span));
+    XD_TRY(xdi_text_put(ctx, out, to, bytes, span));
     return xdi_text_copy(ctx, out, in, &run, 0, in->length);
 }
 
@@ -25816,10 +25832,10 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
     size_t begin, end, run = 0;
     xdi_matcher_start(&r->matcher, in->bytes, in->length);
     for (size_t at = 0; at < in->length; at = end) {
-        XDI_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
-        XDI_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
+        XD_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
+        XD_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
         if (begin < end)
-            XDI_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
+            XD_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
     }
     return XD_OK;
 }
@@ -25844,13 +25860,13 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
         xdi_text *text = &r->texts[use];
         if (xdi_rewrite_is_idle(t, w, &in)) continue;
         text->length = text->run_count = 0;
-        XDI_TRY(xdi_text_reserve(ctx, text, in.length));
+        XD_TRY(xdi_text_reserve(ctx, text, in.length));
         if (w->kind == XDI_REWRITE_PREPEND)
-            XDI_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
+            XD_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
         else if (w->kind == XDI_REWRITE_REPLACE)
-            XDI_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
+            XD_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
         else
-            XDI_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
+            XD_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
         in.bytes = text->bytes;
         in.length = text->length;
         in.runs = text->runs;
@@ -25924,7 +25940,7 @@ struct xd_encoder {
 
 XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
     xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
-    XDI_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
+    XD_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
     e->ctx = ctx;
     e->tokenizer = tokenizer;
     e->rewriter.matcher.ctx = ctx;
@@ -25932,7 +25948,7 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, x
     e->cache_memory = xd_allocate(ctx, (XDI_ENCODER_CACHED + 1) * sizeof(xdi_cached));
     if (!e->cache_memory) {
         xd_encoder_destroy(e);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
     }
     const size_t line = sizeof(xdi_cached);
     e->cache = (xdi_cached *)(((uintptr_t)e->cache_memory + line - 1) / line * line);
@@ -25957,8 +25973,8 @@ XD_API void xd_encoder_destroy(xd_encoder *e) {
 /* Replaces a buffer by a larger one with the same first bytes. */
 static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, size_t bytes) {
     void *larger = xd_allocate(e->ctx, bytes);
-    XDI_REQUIRE(e->ctx, larger, XD_ERROR_MEMORY, "no room for %llu bytes of an encoding",
-                (unsigned long long)bytes);
+    XD_REQUIRE(e->ctx, larger, XD_ERROR_MEMORY, "no room for %llu bytes of an encoding",
+               (unsigned long long)bytes);
     if (kept) memcpy(larger, *memory, kept);
     xd_release(e->ctx, *memory);
     *memory = larger;
@@ -25974,9 +25990,9 @@ static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     const int64_t capacity = needed + e->capacity / 2 + 256;
     const size_t kept = (size_t)e->count;
     void *ids = e->ids, *spans = e->spans;
-    XDI_TRY(xdi_encoder_grow(e, &ids, kept * sizeof *e->ids, (size_t)capacity * sizeof *e->ids));
+    XD_TRY(xdi_encoder_grow(e, &ids, kept * sizeof *e->ids, (size_t)capacity * sizeof *e->ids));
     e->ids = (int32_t *)ids;
-    XDI_TRY(xdi_encoder_grow(e, &spans, kept * sizeof *e->spans, (size_t)capacity * sizeof *e->spans));
+    XD_TRY(xdi_encoder_grow(e, &spans, kept * sizeof *e->spans, (size_t)capacity * sizeof *e->spans));
     e->spans = (xd_token_span *)spans;
     e->capacity = capacity;
     return XD_OK;
@@ -26055,7 +26071,7 @@ static xd_result xdi_encoder_reserve_symbols(xd_encoder *e, size_t count) {
     void *symbols = e->symbols;
     const size_t capacity = count + e->symbol_capacity / 2 + 64;
     e->symbol_capacity = 0;
-    XDI_TRY(xdi_encoder_grow(e, &symbols, 0, capacity * sizeof *e->symbols));
+    XD_TRY(xdi_encoder_grow(e, &symbols, 0, capacity * sizeof *e->symbols));
     e->symbols = (xdi_symbol *)symbols;
     e->symbol_capacity = capacity;
     return XD_OK;
@@ -26194,7 +26210,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
     if (3 * count > e->heap_capacity) {
         void *heap = e->heap;
         e->heap_capacity = 0;
-        XDI_TRY(xdi_encoder_grow(e, &heap, 0, 3 * count * sizeof *e->heap));
+        XD_TRY(xdi_encoder_grow(e, &heap, 0, 3 * count * sizeof *e->heap));
         e->heap = (xdi_candidate *)heap;
         e->heap_capacity = 3 * count;
     }
@@ -26227,7 +26243,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
 /* Merges symbols, all of which may be part of a merge, and puts out what is left. */
 static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
     if (count > XDI_ENCODER_SHORT)
-        XDI_TRY(xdi_encoder_merge_long(e, s, count, &count));
+        XD_TRY(xdi_encoder_merge_long(e, s, count, &count));
     else if (count > 1)
         count = xdi_encoder_merge_short(e, s, count);
     for (size_t i = 0; i < count; i++) xdi_encoder_put(e, s[i].id, s[i].begin, s[i].end);
@@ -26244,12 +26260,12 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
             return XD_OK;
         }
     }
-    XDI_TRY(xdi_encoder_reserve_symbols(e, end - begin));
+    XD_TRY(xdi_encoder_reserve_symbols(e, end - begin));
     const size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
                                        : xdi_encoder_character_symbols(e, begin, end);
     for (size_t i = 0, from = 0; i < count; from = ++i) {
         while (i < count && xdi_tokenizer_merges(t, e->symbols[i].id)) i++;
-        XDI_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
+        XD_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
         if (i < count) xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
     }
     return XD_OK;
@@ -26257,14 +26273,14 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
 
 static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
     const size_t bytes = end - begin;
-    XDI_TRY(xdi_encoder_reserve(e, bytes));
+    XD_TRY(xdi_encoder_reserve(e, bytes));
     if (bytes > XDI_ENCODER_KEY) return xdi_encoder_merge(e, begin, end);
     uint64_t key[3];
     xdi_encoder_key(e, begin, bytes, key);
     xdi_cached *entry = xdi_encoder_entry(e, key, bytes);
     if (xdi_encoder_recall(e, entry, key, begin, bytes)) return XD_OK;
     const int64_t first = e->count;
-    XDI_TRY(xdi_encoder_merge(e, begin, end));
+    XD_TRY(xdi_encoder_merge(e, begin, end));
     xdi_encoder_remember(e, entry, key, begin, bytes, first);
     return XD_OK;
 }
@@ -26283,7 +26299,7 @@ static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
             continue;
         }
         if (other) {
-            XDI_TRY(xdi_encoder_piece(e, from, i));
+            XD_TRY(xdi_encoder_piece(e, from, i));
             from = i;
             other = false;
         }
@@ -26326,7 +26342,7 @@ static xd_result xdi_encoder_part(xd_encoder *e, int stage, size_t begin, size_t
         joins = joins && !match;
         waits = match;
     }
-    if (held->at != SIZE_MAX && !joins) XDI_TRY(xdi_encoder_next(e, stage, held->at, begin));
+    if (held->at != SIZE_MAX && !joins) XD_TRY(xdi_encoder_next(e, stage, held->at, begin));
     const size_t from = joins ? held->at : begin;
     held->at = waits ? from : SIZE_MAX;
     held->match = match;
@@ -26338,9 +26354,9 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
     xdi_held held = { SIZE_MAX, false };
     size_t from, to;
     for (size_t at = begin; at < end; at = to) {
-        XDI_TRY(xdi_pattern_find(&e->matchers[stage], split->pattern, at, end, &from, &to));
-        XDI_TRY(xdi_encoder_part(e, stage, at, from, split->invert, &held));
-        XDI_TRY(xdi_encoder_part(e, stage, from, to, !split->invert, &held));
+        XD_TRY(xdi_pattern_find(&e->matchers[stage], split->pattern, at, end, &from, &to));
+        XD_TRY(xdi_encoder_part(e, stage, at, from, split->invert, &held));
+        XD_TRY(xdi_encoder_part(e, stage, from, to, !split->invert, &held));
     }
     return held.at == SIZE_MAX ? XD_OK : xdi_encoder_next(e, stage, held.at, end);
 }
@@ -26370,16 +26386,16 @@ static xd_result xdi_encoder_plain(xd_encoder *e, const xdi_text_view *normal) {
     const int64_t first = e->count;
     xdi_text_view view;
     if (normal->length == 0) return XD_OK;
-    XDI_TRY(
+    XD_TRY(
         xdi_rewrite_apply(e->ctx, t, t->normalizer_count, t->rewrite_count, &e->rewriter, 2, *normal, &view));
     if (view.length == 0) return XD_OK;
     e->text = view.bytes;
     e->length = view.length;
     for (int i = 0; i < t->split_count; i++) xdi_matcher_start(&e->matchers[i], view.bytes, view.length);
     if (t->split_count)
-        XDI_TRY(xdi_encoder_split(e, 0, 0, view.length));
+        XD_TRY(xdi_encoder_split(e, 0, 0, view.length));
     else
-        XDI_TRY(xdi_encoder_cut(e, 0, view.length));
+        XD_TRY(xdi_encoder_cut(e, 0, view.length));
     if (e->with_spans) xdi_encoder_origins(e, &view, first);
     return XD_OK;
 }
@@ -26482,7 +26498,7 @@ static xd_result xdi_encoder_reserve_runs(xd_encoder *e, size_t count) {
     if (count <= e->part_capacity) return XD_OK;
     void *memory = e->part_runs;
     e->part_capacity = 0;
-    XDI_TRY(xdi_encoder_grow(e, &memory, 0, 2 * count * sizeof *e->part_runs));
+    XD_TRY(xdi_encoder_grow(e, &memory, 0, 2 * count * sizeof *e->part_runs));
     e->part_runs = (xdi_text_run *)memory;
     e->part_capacity = 2 * count;
     return XD_OK;
@@ -26496,8 +26512,8 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     const xd_tokenizer *t = e->tokenizer;
     xdi_text_view normal;
     if (list == 1) return xdi_encoder_plain(e, part);
-    XDI_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
-    XDI_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
+    XD_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
+    XD_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
 
@@ -26510,11 +26526,11 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
             xdi_encoder_find_added(e, &e->tokenizer->added[list], view, at, &begin, &end);
         if (begin > at) {
             const xdi_text_view part = xdi_text_part(view, &run, at, begin, runs);
-            XDI_TRY(xdi_encoder_between(e, list, &part));
+            XD_TRY(xdi_encoder_between(e, list, &part));
         }
         if (!found) continue;
         const xd_token_span span = xdi_text_origin(view, &run, begin, end);
-        XDI_TRY(xdi_encoder_reserve(e, 1));
+        XD_TRY(xdi_encoder_reserve(e, 1));
         xdi_encoder_put(e, found->id, (size_t)span.begin, (size_t)span.end);
     }
     return XD_OK;
@@ -26524,7 +26540,7 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
 
 /* Puts out `count` special tokens of the place `at` of the text. */
 static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
-    XDI_TRY(xdi_encoder_reserve(e, (size_t)count));
+    XD_TRY(xdi_encoder_reserve(e, (size_t)count));
     for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
     return XD_OK;
 }
@@ -26536,7 +26552,7 @@ static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     if (!e->roles || count > e->role_capacity) {
         void *memory = e->roles;
         e->role_capacity = 0;
-        XDI_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
+        XD_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
         e->roles = (uint8_t *)memory;
         e->role_capacity = (size_t)e->capacity;
     }
@@ -26549,11 +26565,11 @@ static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
 }
 
 static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_special) {
-    XDI_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
-                "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
-                (int)XDI_TOKENIZER_TEXT);
-    XDI_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
-                e->tokenizer->refusal);
+    XD_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+               "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
+               (int)XDI_TOKENIZER_TEXT);
+    XD_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
+               e->tokenizer->refusal);
     return XD_OK;
 }
 
@@ -26561,17 +26577,17 @@ XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const 
                            xd_encoding *out) {
     const xd_tokenizer *t = e->tokenizer;
     const bool add_special = desc && desc->add_special;
-    XDI_TRY(xdi_encoder_check(e, bytes, add_special));
+    XD_TRY(xdi_encoder_check(e, bytes, add_special));
     xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
     const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
     e->count = 0;
     e->parse_special = desc && desc->parse_special;
     e->with_spans = !desc || !desc->skip_spans;
-    XDI_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
-    XDI_TRY(xdi_encoder_added(e, 0, &view, &part));
+    XD_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
+    XD_TRY(xdi_encoder_added(e, 0, &view, &part));
     if (add_special) {
-        XDI_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
-        XDI_TRY(xdi_encoder_fill_roles(e));
+        XD_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
+        XD_TRY(xdi_encoder_fill_roles(e));
     }
     out->count = e->count;
     out->ids = e->ids;
@@ -26684,7 +26700,7 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
 
 static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
     for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_token(l, item));
+        XD_TRY(xdi_hf_add_token(l, item));
     size_t bytes = 0;
     const char *unknown = xd_json_string(xd_json_find(l->model, "unk_token"), &bytes);
     const xd_json *item = unknown ? xd_json_find_n(l->vocab, unknown, bytes) : NULL;
@@ -26722,14 +26738,14 @@ static xd_result xdi_hf_add_merge(xdi_hf_loader *l, const xd_json *item, int32_t
         left = xd_json_string(xd_json_at(item, 0), &left_bytes);
         right = xd_json_string(xd_json_at(item, 1), &right_bytes);
     }
-    XDI_REQUIRE(l->ctx, left && right && left_bytes && right_bytes, XD_ERROR_FORMAT,
-                "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
-                (unsigned long long)xd_json_offset(item));
+    XD_REQUIRE(l->ctx, left && right && left_bytes && right_bytes, XD_ERROR_FORMAT,
+               "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
+               (unsigned long long)xd_json_offset(item));
     const int32_t a = xdi_hf_half(l, left, left_bytes, &used), b = xdi_hf_half(l, right, right_bytes, &used);
     const int32_t whole = a < 0 || b < 0 ? -1 : xdi_tokenizer_piece(l->t, l->buffer, used);
-    XDI_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
-                "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
-                (int)rank, (unsigned long long)xd_json_offset(item), left, right);
+    XD_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
+               "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
+               (int)rank, (unsigned long long)xd_json_offset(item), left, right);
     return xdi_tokenizer_add_merge(l->t, a, b, rank, whole);
 }
 
@@ -26737,16 +26753,15 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0;
     int64_t id = -1, known = -1;
     const char *content = xd_json_string(xd_json_find(item, "content"), &bytes);
-    XDI_REQUIRE(l->ctx,
-                content && bytes && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 &&
-                    id < l->t->size,
-                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
-                (unsigned long long)xd_json_offset(item));
+    XD_REQUIRE(l->ctx,
+               content && bytes && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->size,
+               XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
+               (unsigned long long)xd_json_offset(item));
     const xd_json *entry = xd_json_find_n(l->vocab, content, bytes);
     if (entry) (void)xd_json_int64(entry, &known);
-    XDI_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
-                "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
-                content, (long long)id);
+    XD_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+               "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
+               content, (long long)id);
     xdi_added added;
     memset(&added, 0, sizeof added);
     added.id = (int32_t)id;
@@ -26761,8 +26776,8 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
 /* ---- normalizers and pre-tokenizers ---- */
 
 static xd_result xdi_hf_unsupported(const xdi_hf_loader *l, const char *what, const xd_json *value) {
-    return XDI_FAIL(l->ctx, XD_ERROR_UNSUPPORTED, "tokenizer.json: %s %.80s at byte %llu is not supported",
-                    what, xdi_hf_type(value), (unsigned long long)xd_json_offset(value));
+    return XD_FAIL(l->ctx, XD_ERROR_UNSUPPORTED, "tokenizer.json: %s %.80s at byte %llu is not supported",
+                   what, xdi_hf_type(value), (unsigned long long)xd_json_offset(value));
 }
 
 /* {"String": ...} or {"Regex": ...}. */
@@ -26772,8 +26787,8 @@ static xd_result xdi_hf_pattern(const xdi_hf_loader *l, const xd_json *stage, co
     *text = xd_json_string(xd_json_find(pattern, "String"), bytes);
     *literal = *text != NULL;
     if (!*text) *text = xd_json_string(xd_json_find(pattern, "Regex"), bytes);
-    XDI_REQUIRE(l->ctx, *text && *bytes, XD_ERROR_FORMAT, "tokenizer.json: %.80s at byte %llu has no pattern",
-                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, *text && *bytes, XD_ERROR_FORMAT, "tokenizer.json: %.80s at byte %llu has no pattern",
+               xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
@@ -26781,15 +26796,15 @@ static xd_result xdi_hf_add_replace(xdi_hf_loader *l, const xd_json *stage) {
     size_t bytes = 0, to_bytes = 0;
     const char *text, *to = xd_json_string(xd_json_find(stage, "content"), &to_bytes);
     bool literal;
-    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
-    XDI_REQUIRE(l->ctx, to, XD_ERROR_FORMAT, "tokenizer.json: Replace at byte %llu has no content",
-                (unsigned long long)xd_json_offset(stage));
+    XD_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    XD_REQUIRE(l->ctx, to, XD_ERROR_FORMAT, "tokenizer.json: Replace at byte %llu has no content",
+               (unsigned long long)xd_json_offset(stage));
     return xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, text, bytes, literal, to, to_bytes);
 }
 
 static xd_result xdi_hf_add_prepend(xdi_hf_loader *l, const char *text, size_t bytes, bool unless_there,
                                     bool only_first) {
-    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
+    XD_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
     xdi_rewrite *rewrite = &l->t->rewrites[l->t->rewrite_count - 1];
     rewrite->unless_there = unless_there;
     rewrite->only_first = only_first;
@@ -26804,7 +26819,7 @@ static xd_result xdi_hf_add_normalizer(xdi_hf_loader *l, const xd_json *stage) {
     if (xdi_hf_is(type, "Sequence")) {
         const xd_json *list = xd_json_find(stage, "normalizers");
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_normalizer(l, item));
+            XD_TRY(xdi_hf_add_normalizer(l, item));
         return XD_OK;
     }
     if (xdi_hf_is(type, "NFC"))
@@ -26824,22 +26839,22 @@ static xd_result xdi_hf_add_split(xdi_hf_loader *l, const xd_json *stage) {
     const char *text;
     size_t bytes = 0;
     bool literal;
-    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    XD_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
     for (int i = 0; i < 5; i++)
         if (xdi_hf_is(behavior, names[i]))
             return xdi_tokenizer_add_split(l->t, text, bytes, literal,
                                            (xdi_split_behavior)(XDI_SPLIT_ISOLATED + i),
                                            xdi_hf_flag(stage, "invert", false));
-    return XDI_FAIL(l->ctx, XD_ERROR_FORMAT, "tokenizer.json: Split at byte %llu has no known behavior",
-                    (unsigned long long)xd_json_offset(stage));
+    return XD_FAIL(l->ctx, XD_ERROR_FORMAT, "tokenizer.json: Split at byte %llu has no known behavior",
+                   (unsigned long long)xd_json_offset(stage));
 }
 
 /* A pre-tokenizer that changes the text can be the first only: pieces are not changed one by one here. */
 static xd_result xdi_hf_check_first(const xdi_hf_loader *l, const xd_json *stage) {
-    XDI_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
-                "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
-                "not supported",
-                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
+               "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
+               "not supported",
+               xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
@@ -26848,8 +26863,8 @@ static xd_result xdi_hf_add_byte_level(xdi_hf_loader *l, const xd_json *stage) {
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     l->finished_split = true;
     if (xdi_hf_flag(stage, "add_prefix_space", true)) {
-        XDI_TRY(xdi_hf_check_first(l, stage));
-        XDI_TRY(xdi_hf_add_prepend(l, " ", 1, true, false));
+        XD_TRY(xdi_hf_check_first(l, stage));
+        XD_TRY(xdi_hf_add_prepend(l, " ", 1, true, false));
     }
     if (!xdi_hf_flag(stage, "use_regex", true)) return XD_OK;
     return xdi_tokenizer_add_split(l->t, pattern, sizeof pattern - 1, false, XDI_SPLIT_ISOLATED, false);
@@ -26861,12 +26876,12 @@ static xd_result xdi_hf_add_metaspace(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *scheme = xd_json_find(stage, "prepend_scheme");
     const bool first = xdi_hf_is(scheme, "first");
     const bool always = scheme ? xdi_hf_is(scheme, "always") : xdi_hf_flag(stage, "add_prefix_space", true);
-    XDI_REQUIRE(l->ctx, mark && bytes, XD_ERROR_FORMAT,
-                "tokenizer.json: Metaspace at byte %llu has no replacement",
-                (unsigned long long)xd_json_offset(stage));
-    XDI_TRY(xdi_hf_check_first(l, stage));
-    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, " ", 1, true, mark, bytes));
-    if (first || always) XDI_TRY(xdi_hf_add_prepend(l, mark, bytes, true, first));
+    XD_REQUIRE(l->ctx, mark && bytes, XD_ERROR_FORMAT,
+               "tokenizer.json: Metaspace at byte %llu has no replacement",
+               (unsigned long long)xd_json_offset(stage));
+    XD_TRY(xdi_hf_check_first(l, stage));
+    XD_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, " ", 1, true, mark, bytes));
+    if (first || always) XD_TRY(xdi_hf_add_prepend(l, mark, bytes, true, first));
     if (!xdi_hf_flag(stage, "split", true)) return XD_OK;
     return xdi_tokenizer_add_split(l->t, mark, bytes, true, XDI_SPLIT_WITH_NEXT, false);
 }
@@ -26877,7 +26892,7 @@ static xd_result xdi_hf_add_pre_tokenizer(xdi_hf_loader *l, const xd_json *stage
     if (xdi_hf_is(type, "Sequence")) {
         const xd_json *list = xd_json_find(stage, "pretokenizers");
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_pre_tokenizer(l, item));
+            XD_TRY(xdi_hf_add_pre_tokenizer(l, item));
         return XD_OK;
     }
     if (l->finished_split) return xdi_hf_unsupported(l, "a pre-tokenizer after ByteLevel:", stage);
@@ -26902,14 +26917,14 @@ static bool xdi_hf_has(const xd_json *stage, const char *list, const char *type)
 /* One token of a post-processor: its id must be one of the vocabulary, which is complete. */
 static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const xd_json *id, bool behind) {
     int64_t value = -1;
-    XDI_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
-                "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
-                (unsigned long long)xd_json_offset(stage));
-    XDI_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
-                XD_ERROR_FORMAT,
-                "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
-                xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
-                (int)l->t->size - 1);
+    XD_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
+               "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
+               (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
+               XD_ERROR_FORMAT,
+               "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
+               xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
+               (int)l->t->size - 1);
     xdi_tokenizer_put_around(l->t, (int32_t)value, behind);
     return XD_OK;
 }
@@ -26921,58 +26936,58 @@ static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stag
     const unsigned long long offset = (unsigned long long)xd_json_offset(piece);
     size_t bytes = 0;
     const char *name = xd_json_string(xd_json_find(text ? text : token, "id"), &bytes);
-    XDI_REQUIRE(
+    XD_REQUIRE(
         l->ctx, name && !(text && token), XD_ERROR_FORMAT,
         "tokenizer.json: the piece at byte %llu of a template is neither a Sequence nor a SpecialToken",
         offset);
     if (text) {
-        XDI_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
-                    "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once",
-                    name, offset);
+        XD_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
+                   "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once", name,
+                   offset);
         *behind = true;
         return XD_OK;
     }
     const xd_json *entry = xd_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
     const xd_json *ids = xd_json_find(entry, "ids");
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
-                name, offset);
+    XD_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
+               name, offset);
     for (const xd_json *id = xd_json_first(ids); id && !l->t->refusal[0]; id = xd_json_next(id))
-        XDI_TRY(xdi_hf_put_around(l, stage, id, *behind));
+        XD_TRY(xdi_hf_put_around(l, stage, id, *behind));
     return XD_OK;
 }
 
 static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *single = xd_json_find(stage, "single");
     bool behind = false;
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
-                (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
+               (unsigned long long)xd_json_offset(stage));
     for (const xd_json *piece = xd_json_first(single); piece; piece = xd_json_next(piece))
-        XDI_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
-    XDI_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
-                "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
-                (unsigned long long)xd_json_offset(stage));
+        XD_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
+    XD_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
+               "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
+               (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
 /* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
 static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
-    XDI_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
+    XD_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
     return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
 }
 
 static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *type = xd_json_find(stage, "type"), *list = xd_json_find(stage, "processors");
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
-                "tokenizer.json: the post-processor at byte %llu has no type",
-                (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
+               "tokenizer.json: the post-processor at byte %llu has no type",
+               (unsigned long long)xd_json_offset(stage));
     if (xdi_hf_is(type, "Sequence")) {
-        XDI_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                    "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
-                    (unsigned long long)xd_json_offset(stage));
+        XD_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                   "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
+                   (unsigned long long)xd_json_offset(stage));
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_post_processor(l, item));
+            XD_TRY(xdi_hf_add_post_processor(l, item));
         return XD_OK;
     }
     if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
@@ -26989,7 +27004,7 @@ static xd_result xdi_hf_fill_around(xdi_hf_loader *l) {
     const xd_json *stage = xd_json_find(l->root, "post_processor");
     xd_tokenizer *t = l->t;
     if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
-    XDI_TRY(xdi_hf_add_post_processor(l, stage));
+    XD_TRY(xdi_hf_add_post_processor(l, stage));
     if (t->refusal[0]) return XD_OK;
     if (t->before) t->bos = t->around[0];
     if (t->behind) t->eos = t->around[t->before + t->behind - 1];
@@ -27002,19 +27017,19 @@ static xd_result xdi_hf_check_model(xdi_hf_loader *l) {
     static const char *const absent[] = { "continuing_subword_prefix", "end_of_word_suffix" };
     const xd_json *type = xd_json_find(l->model, "type");
     double dropout = 0.0;
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(l->model) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "tokenizer.json: no model");
-    XDI_REQUIRE(l->ctx, !type || xdi_hf_is(type, "BPE"), XD_ERROR_UNSUPPORTED,
-                "tokenizer.json: model %.80s is not supported, only BPE is", xdi_hf_type(l->model));
-    XDI_REQUIRE(l->ctx,
-                xd_json_kind_of(l->vocab) == XD_JSON_OBJECT && xd_json_kind_of(l->merges) == XD_JSON_ARRAY,
-                XD_ERROR_FORMAT, "tokenizer.json: the model lacks vocab or merges");
+    XD_REQUIRE(l->ctx, xd_json_kind_of(l->model) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+               "tokenizer.json: no model");
+    XD_REQUIRE(l->ctx, !type || xdi_hf_is(type, "BPE"), XD_ERROR_UNSUPPORTED,
+               "tokenizer.json: model %.80s is not supported, only BPE is", xdi_hf_type(l->model));
+    XD_REQUIRE(l->ctx,
+               xd_json_kind_of(l->vocab) == XD_JSON_OBJECT && xd_json_kind_of(l->merges) == XD_JSON_ARRAY,
+               XD_ERROR_FORMAT, "tokenizer.json: the model lacks vocab or merges");
     for (int i = 0; i < 2; i++)
-        XDI_REQUIRE(l->ctx, xdi_hf_is_absent(xd_json_find(l->model, absent[i])), XD_ERROR_UNSUPPORTED,
-                    "tokenizer.json: %s is not supported", absent[i]);
+        XD_REQUIRE(l->ctx, xdi_hf_is_absent(xd_json_find(l->model, absent[i])), XD_ERROR_UNSUPPORTED,
+                   "tokenizer.json: %s is not supported", absent[i]);
     (void)xd_json_double(xd_json_find(l->model, "dropout"), &dropout);
-    XDI_REQUIRE(l->ctx, dropout == 0.0, XD_ERROR_UNSUPPORTED, "tokenizer.json: dropout %g is not supported",
-                dropout);
+    XD_REQUIRE(l->ctx, dropout == 0.0, XD_ERROR_UNSUPPORTED, "tokenizer.json: dropout %g is not supported",
+               dropout);
     return XD_OK;
 }
 
@@ -27028,9 +27043,9 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
     *bytes += 2 * xdi_hf_string_bytes(xd_json_find(l->root, "pre_tokenizer")) + 16;
     for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item)) {
         const char *text = xd_json_key(item, &length);
-        XDI_REQUIRE(l->ctx, xd_json_int64(item, &id), XD_ERROR_FORMAT,
-                    "tokenizer.json: \"%.80s\" has no id at byte %llu", text,
-                    (unsigned long long)xd_json_offset(item));
+        XD_REQUIRE(l->ctx, xd_json_int64(item, &id), XD_ERROR_FORMAT,
+                   "tokenizer.json: \"%.80s\" has no id at byte %llu", text,
+                   (unsigned long long)xd_json_offset(item));
         *bytes += 2 * length;
         if (length > longest) longest = length;
         if (id >= *size) *size = id == INT64_MAX ? id : id + 1;
@@ -27041,11 +27056,11 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
         *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
         if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
     }
-    XDI_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
+    XD_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
     l->buffer_bytes = 2 * longest + 2;
     l->buffer = (uint8_t *)xd_allocate(l->ctx, l->buffer_bytes);
-    XDI_REQUIRE(l->ctx, l->buffer, XD_ERROR_MEMORY, "no room for a token of %llu bytes",
-                (unsigned long long)longest);
+    XD_REQUIRE(l->ctx, l->buffer, XD_ERROR_MEMORY, "no room for a token of %llu bytes",
+               (unsigned long long)longest);
     return XD_OK;
 }
 
@@ -27056,20 +27071,20 @@ static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     t->byte_fallback = xdi_hf_flag(l->model, "byte_fallback", false);
     t->fuse_unknown = xdi_hf_flag(l->model, "fuse_unk", false);
     t->ignore_merges = xdi_hf_flag(l->model, "ignore_merges", false);
-    XDI_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
+    XD_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
     t->normalizer_count = t->rewrite_count;
-    XDI_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
+    XD_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
     for (int i = 0; i < t->rewrite_count; i++) {
         const xdi_rewrite *w = &t->rewrites[i];
         if (w->to_bytes == 3 && memcmp(t->blob + w->to, XDI_TOKENIZER_MARK, 3) == 0) l->marks = true;
     }
-    XDI_TRY(xdi_hf_add_vocab(l));
+    XD_TRY(xdi_hf_add_vocab(l));
     for (const xd_json *item = xd_json_first(l->merges); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_merge(l, item, rank++));
+        XD_TRY(xdi_hf_add_merge(l, item, rank++));
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_added(l, item));
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
-    XDI_TRY(xdi_hf_fill_around(l));
+        XD_TRY(xdi_hf_add_added(l, item));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_hf_fill_around(l));
     return xdi_tokenizer_finish(t);
 }
 
@@ -27086,7 +27101,7 @@ XD_PRIVATE xd_result xdi_tokenizer_load_json(xd_ctx *ctx, const xdi_tokenizer_fi
     l.merges = xd_json_find(l.model, "merges");
     l.added = xd_json_find(file->root, "added_tokens");
     l.byte_level = xdi_hf_has(xd_json_find(file->root, "pre_tokenizer"), "pretokenizers", "ByteLevel");
-    XDI_TRY(xdi_hf_check_model(&l));
+    XD_TRY(xdi_hf_check_model(&l));
     xd_result result = xdi_hf_measure(&l, desc, &size, &bytes);
     if (result == XD_OK) result = xdi_tokenizer_begin(ctx, size, bytes, &l.t);
     if (result == XD_OK) result = xdi_hf_fill(&l, desc);
@@ -27245,20 +27260,20 @@ static xd_result xdi_ranks_add_special(xd_tokenizer *t, int32_t id, const char *
     memset(&added, 0, sizeof added);
     added.id = id;
     added.special = true;
-    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
-                "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
-                name, (int)id);
+    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+               "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
+               name, (int)id);
     return xdi_tokenizer_add_special(t, &added, name, strlen(name));
 }
 
 static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p) {
     char name[XDI_RANKS_NAME];
     for (int i = 0; p->specials[i].content; i++)
-        XDI_TRY(xdi_ranks_add_special(t, p->specials[i].id, p->specials[i].content));
+        XD_TRY(xdi_ranks_add_special(t, p->specials[i].id, p->specials[i].content));
     for (int id = p->reserved_begin; id < p->reserved_end; id++) {
         snprintf(name, sizeof name, "<|reserved_special_token_%d|>",
                  id - p->reserved_begin + p->reserved_first);
-        XDI_TRY(xdi_ranks_add_special(t, (int32_t)id, name));
+        XD_TRY(xdi_ranks_add_special(t, (int32_t)id, name));
     }
     return XD_OK;
 }
@@ -27268,12 +27283,12 @@ static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p
 /* Merges of a complete set of byte tokens whose ids grow with their ranks, and the pattern. */
 static xd_result xdi_ranks_finish(xd_tokenizer *t, const char *pattern, size_t pattern_bytes) {
     int32_t *ranks = (int32_t *)xd_allocate(t->ctx, (size_t)t->size * sizeof *ranks);
-    XDI_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
+    XD_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
     for (int32_t i = 0; i < t->size; i++) ranks[i] = i;
     const xd_result result = xdi_tokenizer_derive_merges(t, ranks);
     xd_release(t->ctx, ranks);
-    XDI_TRY(result);
-    XDI_TRY(xdi_tokenizer_add_split(t, pattern, pattern_bytes, false, XDI_SPLIT_ISOLATED, false));
+    XD_TRY(result);
+    XD_TRY(xdi_tokenizer_add_split(t, pattern, pattern_bytes, false, XDI_SPLIT_ISOLATED, false));
     return xdi_tokenizer_finish(t);
 }
 
@@ -27295,8 +27310,8 @@ static xd_result xdi_ranks_next(xd_ctx *ctx, const char **at, const char *end, i
     for (; p < end && *p >= '0' && *p <= '9' && *rank < XDI_TOKENIZER_IDS; p++)
         *rank = *rank * 10 + (*p - '0');
     const bool closed = p == end || *p == '\n' || *p == '\r';
-    XDI_REQUIRE(ctx, p > digits && closed, XD_ERROR_FORMAT, "rank file: line %lld is not base64 and a rank",
-                (long long)*line);
+    XD_REQUIRE(ctx, p > digits && closed, XD_ERROR_FORMAT, "rank file: line %lld is not base64 and a rank",
+               (long long)*line);
     *found = true;
     *at = p;
     return XD_OK;
@@ -27308,13 +27323,13 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     size_t length = 0, decoded = 0;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        XD_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
         if (length == 1 && *base64 == '=')
             continue; /* no bytes: an id that is kept free, as Whisper's file has it */
-        XDI_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
-                    "rank file: line %lld is not base64", (long long)line);
-        XDI_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
+        XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
+                   "rank file: line %lld is not base64", (long long)line);
+        XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
     }
 }
 
@@ -27331,7 +27346,7 @@ static xd_result xdi_ranks_measure(xd_ctx *ctx, const char *text, size_t bytes, 
     bool found;
     memset(size, 0, sizeof *size);
     for (;;) {
-        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        XD_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
         if (rank >= size->ids) size->ids = rank + 1;
         if (length > size->longest) size->longest = length;
@@ -27343,11 +27358,11 @@ static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
                                 const xd_tokenizer_desc *desc, const xdi_ranks_preset *preset,
                                 uint8_t *buffer) {
     t->byte_level = t->ignore_merges = true;
-    XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
-    XDI_TRY(xdi_ranks_add_preset(t, preset));
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
+    XD_TRY(xdi_ranks_add_preset(t, preset));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
     xdi_tokenizer_name_ends(t, preset->bos, preset->eos);
-    if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
+    if (preset->nfc) XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
     t->normalizer_count = t->rewrite_count;
     const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
     return xdi_ranks_finish(t, pattern, strlen(pattern));
@@ -27357,18 +27372,18 @@ XD_PRIVATE xd_result xdi_tokenizer_load_ranks(xd_ctx *ctx, const xdi_tokenizer_f
                                               const xd_tokenizer_desc *desc, xd_tokenizer **out) {
     xdi_ranks_size size;
     xd_tokenizer *t = NULL;
-    XDI_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
-                "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
+    XD_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
+               "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
     const xdi_ranks_preset *preset = &xdi_ranks_presets[desc->preset];
-    XDI_TRY(xdi_ranks_measure(ctx, file->text, file->bytes, &size));
-    XDI_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
-                "a rank file needs a preset or a pattern");
+    XD_TRY(xdi_ranks_measure(ctx, file->text, file->bytes, &size));
+    XD_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
+               "a rank file needs a preset or a pattern");
     xdi_ranks_measure_preset(preset, &size.ids, &size.blob);
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
-    XDI_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
+    XD_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
+    XD_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, size.longest + 4);
     const xd_result result = buffer ? xdi_ranks_fill(t, file->text, file->bytes, desc, preset, buffer)
-                                    : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
+                                    : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
     xd_release(ctx, buffer);
     if (result == XD_OK)
         *out = t;
@@ -27395,12 +27410,12 @@ static xd_result xdi_tekken_measure(xdi_tekken *k, const xd_json *root, const xd
     k->pattern = xd_json_string(xd_json_find(config, "pattern"), &k->pattern_bytes);
     const bool good = k->pattern && xd_json_int64(xd_json_find(config, "default_vocab_size"), &k->size) &&
                       xd_json_int64(xd_json_find(config, "default_num_special_tokens"), &k->special_count);
-    XDI_REQUIRE(k->ctx,
-                good && k->special_count >= 0 && k->special_count < k->size &&
-                    k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
-                XD_ERROR_FORMAT,
-                "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
-                "are out of range");
+    XD_REQUIRE(k->ctx,
+               good && k->special_count >= 0 && k->special_count < k->size &&
+                   k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
+               XD_ERROR_FORMAT,
+               "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
+               "are out of range");
     for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
         size_t length = 0;
         (void)xd_json_string(xd_json_find(item, "token_bytes"), &length);
@@ -27423,11 +27438,11 @@ static xd_result xdi_tekken_add_vocab(const xdi_tekken *k, xd_tokenizer *t, uint
         const char *base64 = xd_json_string(xd_json_find(item, "token_bytes"), &length);
         const bool good = base64 && xd_json_int64(xd_json_find(item, "rank"), &rank) && rank >= 0 &&
                           xdi_base64_decode(base64, length, buffer, &decoded);
-        XDI_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
-                    (unsigned long long)xd_json_offset(item));
+        XD_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
+                   (unsigned long long)xd_json_offset(item));
         if (rank < k->size - k->special_count)
-            XDI_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
-                                      0));
+            XD_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
+                                     0));
     }
     return XD_OK;
 }
@@ -27459,17 +27474,17 @@ static xd_result xdi_tekken_add_specials(const xdi_tekken *k, xd_tokenizer *t) {
     for (const xd_json *item = xd_json_first(k->specials); item; item = xd_json_next(item)) {
         const char *text = xd_json_string(xd_json_find(item, "token_str"), NULL);
         const bool good = text && *text && xd_json_int64(xd_json_find(item, "rank"), &rank);
-        XDI_REQUIRE(k->ctx, good && rank >= 0 && rank < k->special_count, XD_ERROR_FORMAT,
-                    "Tekken: the special token at byte %llu lacks token_str, or a rank in 0 to %lld",
-                    (unsigned long long)xd_json_offset(item), (long long)k->special_count - 1);
-        XDI_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
+        XD_REQUIRE(k->ctx, good && rank >= 0 && rank < k->special_count, XD_ERROR_FORMAT,
+                   "Tekken: the special token at byte %llu lacks token_str, or a rank in 0 to %lld",
+                   (unsigned long long)xd_json_offset(item), (long long)k->special_count - 1);
+        XD_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
     }
     for (int32_t id = 0; id < k->special_count; id++) {
         if (t->tokens[id].kind != XD_TOKEN_KIND_NONE) continue;
         const bool named = !k->specials && id < (int32_t)(sizeof old / sizeof old[0]);
         snprintf(name, sizeof name, "%s", named ? old[id] : "");
         if (!named) snprintf(name, sizeof name, "<SPECIAL_%d>", (int)id);
-        XDI_TRY(xdi_ranks_add_special(t, id, name));
+        XD_TRY(xdi_ranks_add_special(t, id, name));
     }
     return XD_OK;
 }
@@ -27480,11 +27495,11 @@ XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_
     xd_tokenizer *t = NULL;
     memset(&k, 0, sizeof k);
     k.ctx = ctx;
-    XDI_TRY(xdi_tekken_measure(&k, file->root, desc));
-    XDI_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
+    XD_TRY(xdi_tekken_measure(&k, file->root, desc));
+    XD_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
     t->byte_level = t->ignore_merges = true;
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, k.longest + 4);
-    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
+    xd_result result = buffer ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
     if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);
     if (result == XD_OK) result = xdi_tekken_add_specials(&k, t);
     if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
@@ -27524,8 +27539,8 @@ typedef struct xdi_protobuf_field {
 } xdi_protobuf_field;
 
 static xd_result xdi_protobuf_refuse(const xdi_protobuf *p, const char *what) {
-    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "SentencePiece model: %s at byte %llu", what,
-                    (unsigned long long)(p->at - p->start));
+    return XD_FAIL(p->ctx, XD_ERROR_FORMAT, "SentencePiece model: %s at byte %llu", what,
+                   (unsigned long long)(p->at - p->start));
 }
 
 static xd_result xdi_protobuf_varint(xdi_protobuf *p, uint64_t *value) {
@@ -27544,14 +27559,14 @@ static xd_result xdi_protobuf_next(xdi_protobuf *p, xdi_protobuf_field *f, bool 
     uint64_t key;
     *found = p->at < p->end;
     if (!*found) return XD_OK;
-    XDI_TRY(xdi_protobuf_varint(p, &key));
+    XD_TRY(xdi_protobuf_varint(p, &key));
     memset(f, 0, sizeof *f);
     f->wire = (unsigned)(key & 7u);
     if (key >> 3 == 0 || key >> 3 > 0x1fffffff) return xdi_protobuf_refuse(p, "a field number out of range");
     f->number = (uint32_t)(key >> 3);
     if (f->wire == 0) return xdi_protobuf_varint(p, &f->value);
     uint64_t length = f->wire == 1 ? 8 : 4;
-    if (f->wire == 2) XDI_TRY(xdi_protobuf_varint(p, &length));
+    if (f->wire == 2) XD_TRY(xdi_protobuf_varint(p, &length));
     if (f->wire != 1 && f->wire != 2 && f->wire != 5)
         return xdi_protobuf_refuse(p, "an unknown kind of field");
     if (length > (uint64_t)(p->end - p->at))
@@ -27613,7 +27628,7 @@ static xd_result xdi_sentencepiece_read_piece(const xdi_protobuf *file, const xd
     memset(piece, 0, sizeof *piece);
     piece->kind = XDI_SENTENCEPIECE_NORMAL;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) break;
         if (f.number == 1 && f.wire == 2) {
             piece->text = f.bytes;
@@ -27642,7 +27657,7 @@ static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_
     xdi_protobuf_field f;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.number == 3 && f.wire == 0) m->model_type = f.value;
         if (f.number == 24 && f.wire == 0) m->spaces_behind = f.value != 0;
@@ -27657,7 +27672,7 @@ static xd_result xdi_sentencepiece_read_normalizer(xdi_sentencepiece *m, const x
     xdi_protobuf_field f;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.number == 2 && f.wire == 2) m->character_map = f.length;
         if (f.number == 3 && f.wire == 0) m->prefix = f.value != 0;
@@ -27680,33 +27695,33 @@ static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
     m->eos.text = "</s>";
     m->eos.bytes = 4;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.wire != 2) continue;
         if (f.number == 1) {
-            XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+            XD_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
             m->pieces++;
             m->bytes += 2 * piece.length;
         }
-        if (f.number == 2) XDI_TRY(xdi_sentencepiece_read_trainer(m, &f));
-        if (f.number == 3) XDI_TRY(xdi_sentencepiece_read_normalizer(m, &f));
+        if (f.number == 2) XD_TRY(xdi_sentencepiece_read_trainer(m, &f));
+        if (f.number == 3) XD_TRY(xdi_sentencepiece_read_normalizer(m, &f));
     }
 }
 
 static xd_result xdi_sentencepiece_check(const xdi_sentencepiece *m) {
     static const char *const types[] = { "0", "Unigram", "BPE", "Word", "Character" };
     xd_ctx *ctx = m->file.ctx;
-    XDI_REQUIRE(ctx, m->pieces > 0, XD_ERROR_FORMAT, "SentencePiece model: there are no pieces");
-    XDI_REQUIRE(ctx, m->model_type == 2, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model of type %s: only BPE is supported",
-                m->model_type < 5 ? types[m->model_type] : "unknown");
-    XDI_REQUIRE(ctx, m->character_map == 0 && m->rules == 0, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: a normaliser's character map of %llu bytes is not supported",
-                (unsigned long long)(m->character_map + m->rules));
-    XDI_REQUIRE(ctx, !m->remove_spaces, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: remove_extra_whitespaces is not supported");
-    XDI_REQUIRE(ctx, m->escape_spaces && !m->spaces_behind, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: blanks that are not escaped, or that end words, are not supported");
+    XD_REQUIRE(ctx, m->pieces > 0, XD_ERROR_FORMAT, "SentencePiece model: there are no pieces");
+    XD_REQUIRE(ctx, m->model_type == 2, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model of type %s: only BPE is supported",
+               m->model_type < 5 ? types[m->model_type] : "unknown");
+    XD_REQUIRE(ctx, m->character_map == 0 && m->rules == 0, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: a normaliser's character map of %llu bytes is not supported",
+               (unsigned long long)(m->character_map + m->rules));
+    XD_REQUIRE(ctx, !m->remove_spaces, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: remove_extra_whitespaces is not supported");
+    XD_REQUIRE(ctx, m->escape_spaces && !m->spaces_behind, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: blanks that are not escaped, or that end words, are not supported");
     return XD_OK;
 }
 
@@ -27723,19 +27738,19 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     case XDI_SENTENCEPIECE_NORMAL:
         return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_NORMAL, piece->text, piece->length, buffer, length);
     case XDI_SENTENCEPIECE_UNKNOWN:
-        XDI_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
-                    "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
+        XD_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
+                   "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
         t->unknown = id;
         return xdi_tokenizer_set(t, id, XD_TOKEN_KIND_UNKNOWN, piece->text, piece->length);
     case XDI_SENTENCEPIECE_CONTROL:
     case XDI_SENTENCEPIECE_USER: return xdi_tokenizer_add_special(t, &added, (const char *)buffer, length);
     case XDI_SENTENCEPIECE_BYTE:
-        XDI_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
+        XD_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
         return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_BYTE, piece->text, piece->length, &raw, 1);
     default:
-        return XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
-                        (int)id, (unsigned long long)piece->kind,
-                        piece->kind == XDI_SENTENCEPIECE_UNUSED ? " (unused), which is not supported" : "");
+        return XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
+                       (int)id, (unsigned long long)piece->kind,
+                       piece->kind == XDI_SENTENCEPIECE_UNUSED ? " (unused), which is not supported" : "");
     }
 }
 
@@ -27762,12 +27777,12 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     int32_t id = 0;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) break;
         if (f.wire != 2 || f.number != 1) continue;
-        XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+        XD_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
         ranks[id] = xdi_sentencepiece_rank(piece.score);
-        XDI_TRY(xdi_sentencepiece_add(t, id, &piece, buffer));
+        XD_TRY(xdi_sentencepiece_add(t, id, &piece, buffer));
         id++;
     }
     t->byte_fallback = m->byte_fallback;
@@ -27775,14 +27790,14 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     t->bos = xdi_sentencepiece_control(t, &m->bos);
     t->eos = xdi_sentencepiece_control(t, &m->eos);
     if (t->bos >= 0) xdi_tokenizer_put_around(t, t->bos, false);
-    XDI_TRY(xdi_tokenizer_derive_merges(t, ranks));
-    XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
+    XD_TRY(xdi_tokenizer_derive_merges(t, ranks));
+    XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {
-        XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
+        XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
         t->adds_prefix = true;
     }
     t->normalizer_count = t->rewrite_count;
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
     return xdi_tokenizer_finish(t);
 }
 
@@ -27794,17 +27809,17 @@ XD_PRIVATE xd_result xdi_tokenizer_load_sentencepiece(xd_ctx *ctx, const xdi_tok
     m.file.ctx = ctx;
     m.file.start = m.file.at = (const uint8_t *)file->text;
     m.file.end = m.file.start + file->bytes;
-    XDI_TRY(xdi_sentencepiece_measure(&m));
-    XDI_TRY(xdi_sentencepiece_check(&m));
+    XD_TRY(xdi_sentencepiece_measure(&m));
+    XD_TRY(xdi_sentencepiece_check(&m));
     int64_t size = m.pieces;
     size_t blob = m.bytes + 16;
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
-    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
+    XD_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
+    XD_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
     int32_t *ranks = (int32_t *)xd_allocate(ctx, (size_t)size * sizeof *ranks);
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, m.bytes + 1);
     xd_result result = ranks && buffer
                            ? xdi_sentencepiece_fill(&m, t, desc, ranks, buffer)
-                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)size);
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)size);
     xd_release(ctx, ranks);
     xd_release(ctx, buffer);
     if (result == XD_OK)
@@ -27857,9 +27872,9 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
                                  xd_tokenizer **out) {
     const xdi_tokenizer_format *format = xdi_tokenizer_formats;
     while (!format->is(file)) format++;
-    XDI_REQUIRE(ctx, !format->has_pattern || (d->preset == XD_TOKENIZER_PRESET_NONE && !d->pattern),
-                XD_ERROR_ARGUMENT, "a %s has its own pattern; preset and pattern are for rank files",
-                format->name);
+    XD_REQUIRE(ctx, !format->has_pattern || (d->preset == XD_TOKENIZER_PRESET_NONE && !d->pattern),
+               XD_ERROR_ARGUMENT, "a %s has its own pattern; preset and pattern are for rank files",
+               format->name);
     return format->load(ctx, file, d, out);
 }
 
@@ -27868,24 +27883,24 @@ static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd
     size_t at = 0;
     xd_json_desc limits;
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
-    XDI_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
-                (unsigned long long)bytes);
+    XD_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
+               (unsigned long long)bytes);
     if (text[at] != '{') return XD_OK;
     memset(&limits, 0, sizeof limits);
     limits.max_bytes = bytes;
     limits.allow_nul = true;
-    return xd_json_parse(ctx, &limits, text, bytes, root);
+    return xd_json_load_memory(ctx, &limits, text, bytes, root);
 }
 
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out) {
     xd_tokenizer *t = NULL;
     xd_json *root = NULL;
     xdi_tokenizer_file file;
     xd_tokenizer_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    XDI_TRY(xdi_format_open(ctx, (const char *)data, bytes, &root));
+    XD_TRY(xdi_format_open(ctx, (const char *)data, bytes, &root));
     file.text = (const char *)data;
     file.bytes = bytes;
     file.root = root;
@@ -27903,10 +27918,10 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
                                    xd_tokenizer **out) {
     char *data = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
-    const xd_result result = xd_tokenizer_parse(ctx, data, bytes, desc, out);
+    XD_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
+    const xd_result result = xd_tokenizer_load_memory(ctx, data, bytes, desc, out);
     xd_release(ctx, data);
-    XDI_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
     return XD_OK;
 }
 
@@ -28006,25 +28021,23 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     int64_t at = 0;
     for (int i = 0; i < ranks; i++) {
         const int64_t begin = all[3 * i], end = all[3 * i + 1], total = all[3 * i + 2];
-        XDI_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
-                    "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
-                    (long long)total, i);
-        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE,
-                    "vocabulary shard %d begins at %lld after its end %lld", i, (long long)begin,
-                    (long long)end);
-        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
-                    "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
-                    (long long)begin, i);
-        XDI_REQUIRE(
-            ctx, begin == at, XD_ERROR_SHAPE,
-            "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
-            (long long)begin, (long long)at);
+        XD_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
+                   "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
+                   (long long)total, i);
+        XD_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE, "vocabulary shard %d begins at %lld after its end %lld",
+                   i, (long long)begin, (long long)end);
+        XD_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
+                   "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
+                   (long long)begin, i);
+        XD_REQUIRE(ctx, begin == at, XD_ERROR_SHAPE,
+                   "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)",
+                   i, (long long)begin, (long long)at);
         at = end;
     }
-    XDI_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
-                (long long)at, (long long)size);
-    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
-                (long long)size);
+    XD_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
+               (long long)at, (long long)size);
+    XD_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
+               (long long)size);
     return XD_OK;
 }
 
@@ -28055,8 +28068,8 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XDI_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
-    XDI_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
+    XD_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
 
@@ -28064,11 +28077,11 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
-    XDI_TRY(xdi_vocab_exchange(vocab, mine, all));
-    XDI_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
+    XD_TRY(xdi_vocab_exchange(vocab, mine, all));
+    XD_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    XDI_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
     return vocab->memory.synchronize(&launch);
 }
 
@@ -28077,7 +28090,7 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_
     const int64_t mine[3] = { begin, end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
-    xd_result result = all ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
+    xd_result result = all ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
     result = xdi_vocab_agree(tp, NULL, result);
     if (result == XD_OK) result = xdi_vocab_fill(vocab, mine, all);
     xd_release(ctx, all);
@@ -28121,10 +28134,10 @@ XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
 }
 
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
-    XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
-                (long long)status->nothing_counted);
+    XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
+               (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
-    XDI_REQUIRE(
+    XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
         "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
@@ -28134,37 +28147,37 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
 
 XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
     xd_status host;
-    XDI_TRY(xd_read(ctx, &host, status, sizeof host));
+    XD_TRY(xd_read(ctx, &host, status, sizeof host));
     return xd_status_check(ctx, &host);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count) {
     const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
-                "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld",
-                name, (long long)rows->cols, (long long)columns);
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-                (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
-                name);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
+               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
+               (long long)rows->cols, (long long)columns);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
+               name);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient) {
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
     const int64_t stride = student->stride ? student->stride : student->cols;
     const int64_t gradient_stride = gradient->stride ? gradient->stride : gradient->cols;
     const bool same = gradient->dtype == student->dtype && gradient_stride == stride;
-    XDI_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
-                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
-                xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
-                (long long)stride);
+    XD_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
+               "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
+               xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
+               (long long)stride);
     return XD_OK;
 }
 
@@ -28190,10 +28203,10 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
                                      int64_t batch_count, int64_t *part) {
     const xd_kernels kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XDI_TRY(kernels.rows.count(&launch, &batches[b], part));
+    XD_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels.rows.count(&launch, &batches[b], part));
     if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return XD_OK;
 }
 
@@ -28204,10 +28217,10 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
     int64_t words[XD_COUNT_WORDS];
     const bool host = kernels.device == XD_DEVICE_CPU;
     int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
-    XDI_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
-    XDI_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
-                "%lld weights of positions are negative, not finite or too large (or counts negative)",
-                (long long)words[XD_COUNT_REFUSED]);
+    XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
+    XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
+               "%lld weights of positions are negative, not finite or too large (or counts negative)",
+               (long long)words[XD_COUNT_REFUSED]);
     return kernels.rows.denominator(&launch, part, out);
 }
 
@@ -28229,13 +28242,13 @@ static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uin
 }
 
 static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
-    XDI_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
-                "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
-                (long long)d->held);
+    XD_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
+               (long long)d->held);
     for (int64_t i = 0; i < d->held; i++)
-        XDI_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
-                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
-                    (long long)d->length);
+        XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
+                   "position %lld is outside the sequence of %lld", (long long)d->positions[i],
+                   (long long)d->length);
     return XD_OK;
 }
 
@@ -28259,11 +28272,11 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
 }
 
 static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shift_whole *whole) {
-    XDI_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
     for (int64_t p = 0; p < d->length; p++)
-        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
-                    "position %lld is held by %lld ranks, not by 1", (long long)p,
-                    (long long)whole->holders[p]);
+        XD_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
+                   "position %lld is held by %lld ranks, not by 1", (long long)p,
+                   (long long)whole->holders[p]);
     return XD_OK;
 }
 
@@ -28280,7 +28293,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
         whole.words = 2 * total + desc->length;
         whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
         if (!whole.ids)
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
     if (result == XD_OK) {
@@ -28300,9 +28313,9 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
 
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions) {
-    XDI_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
-    XDI_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
-                "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
+    XD_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
+    XD_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
+               "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
     const int64_t held = length / ranks, piece = held / 2, second = (2 * (int64_t)ranks - 1 - rank) * piece;
     for (int64_t i = 0; i < held; i++)
         positions[i] = ranks == 1 ? i : i < piece ? rank * piece + i : second + (i - piece);
@@ -28350,20 +28363,20 @@ static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     x->words = result == XD_OK ? rows->rows * words : 0;
     xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
-        result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
+        result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
     if (result == XD_OK) {
         const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
         x->args.parts = (double *)xdi_call_memory(ctx, bytes);
         x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
         if (!x->args.parts || (info.ranks > 1 && !x->everyones))
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
     }
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
 static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x) {
     const void *all;
-    XDI_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
     x->args.all = (const double *)all;
     x->args.all_stride = x->words;
     return XD_OK;
@@ -28393,7 +28406,7 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
     *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
-    if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    if (result == XD_OK && !*lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
@@ -28408,7 +28421,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.out = out;
@@ -28421,7 +28434,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
                                          double temperature, xd_rows weight, xd_rows gradient) {
     xdi_softmax_exchange x;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
     x.args.weights = weight;
     x.args.logits = logits;
@@ -28457,18 +28470,18 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
                                    int64_t n, int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
-    XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
-                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
+               "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XDI_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
-                    "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+        XD_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      const int64_t *ids, double *log_probs) {
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
     xdi_call_memory_done(ctx, lse);
     return result;
@@ -28481,7 +28494,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.ids = ids;
@@ -28493,9 +28506,9 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XDI_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
-    XDI_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
-                (long long)positions->count, (long long)rows);
+    XD_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+               (long long)positions->count, (long long)rows);
     return XD_OK;
 }
 
@@ -28511,10 +28524,10 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     xd_positions right = *positions; /* those where the argmax is the label */
     right.mask = hits;
     xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
-    XDI_TRY(xdi_vocab_agree(NULL, comm, result));
-    XDI_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
-    XDI_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
-    XDI_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
+    XD_TRY(xdi_vocab_agree(NULL, comm, result));
+    XD_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XD_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
+    XD_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
     return kernels.rows.ratio(&launch, hit, counted, out);
 }
 
@@ -28525,7 +28538,7 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
     if (result == XD_OK) {
         const size_t rows = (size_t)logits.rows;
         memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
@@ -28556,12 +28569,12 @@ static int xdi_reduction_ranks(const xdi_reduction *in) {
 }
 
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
-                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
-    XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
-                "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
-                "a loss on a GPU needs a status: its findings are not read on the host during the step");
+    XD_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
+               "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
+    XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
+               "denominator %g must be finite and not negative", in->denominator_value);
+    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+               "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
 
@@ -28574,10 +28587,10 @@ static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *
                                      const xd_launch *launch, int64_t *part, xd_denominator *out) {
     xd_positions rows = in->positions;
     rows.weights = NULL;
-    XDI_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    XDI_TRY(kernels->rows.count(launch, &rows, part));
+    XD_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    XD_TRY(kernels->rows.count(launch, &rows, part));
     if (xdi_reduction_ranks(in) > 1)
-        XDI_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return kernels->rows.denominator(launch, part, out);
 }
 
@@ -28601,7 +28614,7 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
     args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
     if (!in->denominator && in->denominator_value == 0.0) {
         xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
-        XDI_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        XD_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
         args->denominator = own;
     }
     return kernels.rows.scales(&launch, args);
@@ -28617,12 +28630,12 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
     args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
-    XDI_TRY(kernels.rows.sum(&launch, args));
+    XD_TRY(kernels.rows.sum(&launch, args));
     if (args->ranks > 1)
-        XDI_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
-                                          XD_RECORD_WORDS, XD_DTYPE_I64));
-    XDI_TRY(kernels.rows.finish(&launch, args));
-    if (!in->status) XDI_TRY(xd_status_check(ctx, &found));
+        XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
+                                         XD_RECORD_WORDS, XD_DTYPE_I64));
+    XD_TRY(kernels.rows.finish(&launch, args));
+    if (!in->status) XD_TRY(xd_status_check(ctx, &found));
     if (host) *out = values;
     return XD_OK;
 }
@@ -28671,33 +28684,31 @@ XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
 }
 
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    if (d->teacher.data)
-        XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    if (d->teacher.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
     return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
-                "the loss has neither labels nor a teacher");
-    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
-                "hard_weight is %g without labels", d->hard_weight);
-    XDI_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
-                "soft_weight is %g without a teacher", d->soft_weight);
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
-                "label smoothing %g is outside [0, 1]", d->label_smoothing);
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+               "the loss has neither labels nor a teacher");
+    XD_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
+               d->hard_weight);
+    XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
+               "soft_weight is %g without a teacher", d->soft_weight);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
+               "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
-                XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
-                (long long)size);
-    XDI_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
-                "divergence %d is not available over the whole vocabulary", (int)d->divergence);
-    XDI_TRY(xdi_loss_validate_rows(ctx, d));
+    XD_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
+               XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
+               (long long)size);
+    XD_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
+               "divergence %d is not available over the whole vocabulary", (int)d->divergence);
+    XD_TRY(xdi_loss_validate_rows(ctx, d));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -28773,7 +28784,7 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->all_sums = (const double *)all + rows * XD_LOSS_REFERENCES;
     a->reference_stride = words;
@@ -28787,13 +28798,13 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, shards = a->shards;
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
-                             XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
+                            XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
-    XDI_TRY(plan->kernels.loss.merge_references(launch, a));
-    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels.loss.merge_references(launch, a));
+    XD_TRY(plan->kernels.loss.stats(launch, a));
     return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
                             rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
 }
@@ -28801,9 +28812,9 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
 static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
-    XDI_TRY(plan->kernels.loss.mixture(launch, a));
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
-                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
+    XD_TRY(plan->kernels.loss.mixture(launch, a));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
+                            a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
     return plan->kernels.loss.mixture_combine(launch, a);
 }
 
@@ -28811,21 +28822,21 @@ static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) 
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels.loss.fused) {
-        XDI_TRY(plan->kernels.loss.fused(launch, a));
+        XD_TRY(plan->kernels.loss.fused(launch, a));
         return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
-    XDI_TRY(plan->kernels.loss.references(launch, a));
+    XD_TRY(plan->kernels.loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
-    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels.loss.stats(launch, a));
     return xdi_loss_gather(plan);
 }
 
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    XDI_TRY(xdi_loss_partials(launch, plan));
+    XD_TRY(xdi_loss_partials(launch, plan));
     if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
-    XDI_TRY(plan->kernels.loss.combine(launch, a));
-    if (a->teacher.data && a->divergence == XD_JSD) XDI_TRY(xdi_loss_mixture(launch, plan));
+    XD_TRY(plan->kernels.loss.combine(launch, a));
+    if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
     return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
 }
 
@@ -28837,18 +28848,18 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
+    XD_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
 }
 
@@ -28897,8 +28908,8 @@ static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *
     xd_loss_values values, *there = &values;
     if (kernels.device != XD_DEVICE_CPU) {
         there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
-        xd_result room = there ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XDI_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+        xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
+        XD_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
     }
     xd_result result = xd_loss(ctx, desc, there);
     if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
@@ -28957,62 +28968,62 @@ static xd_result xdi_head_validate_side(xd_ctx *ctx, const char *name, const xd_
     const xd_rows *sides[2] = { &head->hidden, &head->weight };
     for (int i = 0; i < 2; i++) {
         const char *part = i ? "weight" : "hidden";
-        XDI_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                    "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
-        XDI_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
-                    "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
-                    (long long)sides[i]->stride);
-        XDI_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
-                    part);
+        XD_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                   "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
+        XD_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
+                   "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
+                   (long long)sides[i]->stride);
+        XD_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
+                   part);
     }
-    XDI_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
-                "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
-                (long long)rows);
-    XDI_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
-                "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
-                (long long)head->weight.rows, (long long)columns);
-    XDI_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
-                "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
-                (long long)head->weight.cols);
+    XD_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
+               "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
+               (long long)rows);
+    XD_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
+               "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
+               (long long)head->weight.rows, (long long)columns);
+    XD_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
+               "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
+               (long long)head->weight.cols);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_rows *g = &d->hidden_gradient, *x = &d->student.hidden;
     if (!g->data) return XD_OK;
-    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
-                XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
-                (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
+               XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
+               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "the gradient of hidden in INVARIANT mode is not built for a GPU");
-    XDI_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
-                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld",
-                (int)XD_HEAD_TILE, (long long)v.begin);
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+               "the gradient of hidden in INVARIANT mode is not built for a GPU");
+    XD_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
+               "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
+               (long long)v.begin);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
-    XDI_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     const int64_t rows = d->student.hidden.rows;
-    XDI_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
-                "logits, their gradient and their workspace are the head's own here");
-    XDI_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
-                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
-    XDI_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
-    XDI_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
-                "the teacher is given twice, by logits and by a head");
+    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
+               "logits, their gradient and their workspace are the head's own here");
+    XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
+               "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
+    XD_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
+    XD_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
+               "the teacher is given twice, by logits and by a head");
     if (d->teacher.hidden.data)
-        XDI_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
-    XDI_TRY(xdi_head_validate_gradient(ctx, d));
+        XD_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
+    XD_TRY(xdi_head_validate_gradient(ctx, d));
     return xdi_head_validate_invariant(ctx, d);
 }
 
@@ -29074,21 +29085,21 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
-    XDI_TRY(xdi_head_validate(ctx, desc));
+    XD_TRY(xdi_head_validate(ctx, desc));
     xdi_head_begin(desc, p);
     p->loss.kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
+    XD_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
     xdi_loss_fill_args(ctx, &p->loss);
-    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     if (!invariant || !desc->hidden_gradient.data) return XD_OK;
     const xd_vocab_info v = xd_vocab_describe(desc->loss.vocab);
     const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
@@ -29137,7 +29148,7 @@ static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
         const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
-        XDI_TRY(p->loss.kernels.matmul(launch, &args));
+        XD_TRY(p->loss.kernels.matmul(launch, &args));
     }
     return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
 }
@@ -29153,9 +29164,9 @@ static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p
     for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
         const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : (int64_t)XD_HEAD_TILE;
         const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
-        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
-                                  p->tile, false));
-        XDI_TRY(xd_leaf_stack_push(p->leaves, p->tile));
+        XD_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
+                                 p->tile, false));
+        XD_TRY(xd_leaf_stack_push(p->leaves, p->tile));
     }
     return XD_OK;
 }
@@ -29184,12 +29195,12 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
     const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
     const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
     if (p->leaves) {
-        XDI_TRY(xdi_head_hidden_tiles(launch, p, rows));
-        XDI_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
+        XD_TRY(xdi_head_hidden_tiles(launch, p, rows));
+        XD_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
     } else {
-        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
-                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
-        if (v.tp) XDI_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
+        XD_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
+                                 xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
+        if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels.optimizer.cast(launch, &cast, 1);
@@ -29199,10 +29210,10 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
     const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
     if (p->d->weight_gradient)
-        XDI_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
+        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
     if (p->d->bias_gradient) {
         const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XDI_TRY(p->loss.kernels.matmul(launch, &sum));
+        XD_TRY(p->loss.kernels.matmul(launch, &sum));
     }
     return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
 }
@@ -29226,10 +29237,10 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
 }
 
 static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
-    XDI_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
-    if (p->d->teacher.hidden.data) XDI_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
+    XD_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
+    if (p->d->teacher.hidden.data) XD_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
     xdi_head_point(p, row, rows);
-    XDI_TRY(xdi_loss_rows(launch, &p->loss));
+    XD_TRY(xdi_loss_rows(launch, &p->loss));
     return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
 }
 
@@ -29238,12 +29249,12 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     xd_row_args rows;
     launch.workspace = p->product;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
-    XDI_TRY(
+    XD_TRY(
         p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
     if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
-    XDI_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
+    XD_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
     for (int64_t row = 0; row < p->rows; row += p->chunk)
-        XDI_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
+        XD_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
     rows.loss_rows = p->loss.rows;
     rows.row_loss = p->loss.d.row_loss;
     return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);
@@ -29292,8 +29303,8 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
 
 static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a) {
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
-                             XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
+                            XD_DTYPE_F64, &all));
     a->all_sides = (const double *)all;
     return XD_OK;
 }
@@ -29306,7 +29317,7 @@ static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) 
 }
 
 static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
-    XDI_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
+    XD_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
     return XD_OK;
 }
 
@@ -29317,12 +29328,12 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
     xd_mft_args a = xdi_mft_args_of(plan);
     (void)user;
     if (a.fixed) {
-        XDI_TRY(kernels->largest(launch, &a));
-        XDI_TRY(xdi_mft_gather_sides(plan, &a));
+        XD_TRY(kernels->largest(launch, &a));
+        XD_TRY(xdi_mft_gather_sides(plan, &a));
     }
-    XDI_TRY(kernels->products(launch, &a));
-    XDI_TRY(xdi_mft_gather_sums(plan, &a));
-    XDI_TRY(kernels->cosine(launch, &a));
+    XD_TRY(kernels->products(launch, &a));
+    XD_TRY(xdi_mft_gather_sums(plan, &a));
+    XD_TRY(kernels->cosine(launch, &a));
     return a.gradient.data ? kernels->slopes(launch, &a) : XD_OK;
 }
 
@@ -29352,25 +29363,25 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
     a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
     a.terms = desc->terms;
     xdi_mft_exchange(&plan->args);
-    XDI_TRY(xdi_loss_rows(launch, plan));
-    XDI_TRY(kernels->at_label(launch, &a));
-    XDI_TRY(xdi_mft_gather_sides(plan, &a));
-    XDI_TRY(kernels->correct(launch, &a));
+    XD_TRY(xdi_loss_rows(launch, plan));
+    XD_TRY(kernels->at_label(launch, &a));
+    XD_TRY(xdi_mft_gather_sides(plan, &a));
+    XD_TRY(kernels->correct(launch, &a));
     return a.gradient.data || a.terms.data ? kernels->write(launch, &a) : XD_OK;
 }
 
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
-    XDI_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
-    XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
-                "threshold %g is outside [0, 1]", d->threshold);
+    XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
+    XD_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
+               "threshold %g is outside [0, 1]", d->threshold);
     if (!terms->data) return XD_OK;
-    XDI_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
-                xd_dtype_name(terms->dtype));
-    XDI_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
-                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
-                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+               xd_dtype_name(terms->dtype));
+    XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
+               "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+               (long long)terms->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
@@ -29389,12 +29400,12 @@ XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_value
 #include <string.h>
 
 static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
-                "KL estimator %d does not exist", (int)d->kind);
-    XDI_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
-                "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
-    XDI_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
-                "%lld tokens without log-probabilities", (long long)d->count);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
+               "KL estimator %d does not exist", (int)d->kind);
+    XD_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
+               "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
+    XD_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
+               "%lld tokens without log-probabilities", (long long)d->count);
     return XD_OK;
 }
 
@@ -29402,7 +29413,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_estimate_args a;
     xd_uld_sum total;
-    XDI_TRY(xdi_estimate_validate(ctx, desc));
+    XD_TRY(xdi_estimate_validate(ctx, desc));
     memset(&a, 0, sizeof a);
     a.logprobs = desc->logprobs;
     a.reference = desc->reference;
@@ -29414,13 +29425,13 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.values = desc->values;
     a.gradient = desc->gradient;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
     xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
-    XDI_TRY(result);
-    XDI_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
-                (long long)total.bad);
+    XD_TRY(result);
+    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+               (long long)total.bad);
     *sum = total.value;
     return XD_OK;
 }
@@ -29434,14 +29445,14 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
 static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
-    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
-                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
+    XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     if (info.ranks == 1) return XD_OK;                       /* its own candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
     c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
-    XDI_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
+    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
     return XD_OK;
 }
 
@@ -29459,10 +29470,10 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.columns = info.end - info.begin;
     a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
     a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
-    XDI_TRY(kernels.select(&launch, &a));
+    XD_TRY(kernels.select(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     a.all_stride = 2 * logits->rows * k;
-    XDI_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
+    XD_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
     a.all = (const int64_t *)all;
     a.shards = info.ranks;
     a.values = values;
@@ -29488,15 +29499,16 @@ static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     const xd_row_kernels kernels = xd_ctx_kernels(ctx).rows;
     const xd_launch launch = xd_ctx_launch(ctx);
     float *row = (float *)maxima.data;
-    XDI_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
+    XD_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
     if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
-    XDI_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
+        XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
+    XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
     return kernels.sort_ids(&launch, ids, k);
 }
 
-XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
-                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance) {
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                       float *importance) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -29506,7 +29518,7 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     maxima.data = xdi_call_memory(ctx, bytes + 1);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
     if (result == XD_OK && !(maxima.data && values))
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
     result = xdi_vocab_agree(info.tp, comm, result);
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)
@@ -29567,39 +29579,38 @@ static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
 
 static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d) {
     const bool whole = d->mode == XD_TOPK_TAIL || d->mode == XD_TOPK_TRUNCATE;
-    XDI_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
-                "give either the teacher's values at the ids or its logits");
+    XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
+               "give either the teacher's values at the ids or its logits");
     if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
-    XDI_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    XD_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
     if (d->values_kind == XD_TOPK_LOG_PROBS)
-        XDI_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
-                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
-                    d->values_temperature, d->temperature);
+        XD_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
+                   "the teacher's log-probabilities are at temperature %g but the loss is at %g",
+                   d->values_temperature, d->temperature);
     else
-        XDI_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
-                    "teacher logits need log_normaliser in this mode");
+        XD_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
+                   "teacher logits need log_normaliser in this mode");
     return XD_OK;
 }
 
 static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
-                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
-                "top-k mode %d does not exist", (int)d->mode);
+    XD_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
+               "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
                       d->divergence == XD_KL_MIXED ||
                       (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
-    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
-                (int)d->divergence, (int)d->mode);
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
-    if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
+               (int)d->divergence, (int)d->mode);
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
+    if (d->gradient.data) XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -29692,9 +29703,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XDI_TRY(plan->kernels.topk.maxima(launch, a));
-    if (a->fixed && tp)
-        XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    XD_TRY(plan->kernels.topk.maxima(launch, a));
+    if (a->fixed && tp) XD_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
     return plan->kernels.topk.stats(launch, a);
 }
 
@@ -29703,16 +29713,16 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     const bool two = plan->d.teacher.data != NULL;
     const int64_t words = plan->side_words * (two ? 2 : 1);
     const void *all;
-    XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
-    if (two) XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
+    XD_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
+    if (two) XD_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XDI_TRY(plan->kernels.topk.merge(launch, &plan->student));
+    XD_TRY(plan->kernels.topk.merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XDI_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
+        XD_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
@@ -29725,16 +29735,16 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_topk_args *a = &plan->student;
     xd_row_args rows;
-    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
     if (!d->ids)
-        XDI_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
+        XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
     a->given_ids = d->ids;
     a->given_values = d->values;
     a->entry_ids = plan->ids;
     a->entry_values = plan->teacher_values;
-    XDI_TRY(plan->kernels.topk.entries(&launch, a));
-    XDI_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XDI_TRY(plan->kernels.topk.grad(&launch, a));
+    XD_TRY(plan->kernels.topk.entries(&launch, a));
+    XD_TRY(xdi_topk_kl_rows(&launch, plan));
+    if (d->gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
     rows.topk_rows = a->row;
     rows.row_loss = d->row_loss;
     rows.student_mass = d->student_mass;
@@ -29756,18 +29766,18 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
     xdi_topk_kl_begin(ctx, desc, plan);
-    XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
+    XD_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
 }
 
@@ -29836,7 +29846,7 @@ XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, cons
     }
 }
 
-XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment) {
+XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment) {
     xd_release(ctx, alignment->chunks);
     memset(alignment, 0, sizeof *alignment);
 }
@@ -29997,22 +30007,22 @@ static void xdi_sweep_run(xdi_sweep *x) {
 }
 
 static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
-    XDI_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
-                name, (long long)side->count);
+    XD_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
+               name, (long long)side->count);
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
-        XDI_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
-                    "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
-                    (long long)now.end);
+        XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+                   "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+                   (long long)now.end);
         if (i == 0) continue;
         const xd_token_span before = side->spans[i - 1];
         const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
-        XDI_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
-                    "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
-                    (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
-        XDI_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
-                    "%s token %lld is of document %d behind document %d", name, (long long)i,
-                    (int)side->documents[i], (int)side->documents[i - 1]);
+        XD_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
+                   "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+                   (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+        XD_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
+                   "%s token %lld is of document %d behind document %d", name, (long long)i,
+                   (int)side->documents[i], (int)side->documents[i - 1]);
     }
     return XD_OK;
 }
@@ -30022,12 +30032,12 @@ XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const
     xdi_sweep x;
     xd_align_report unused;
     xd_alignment made;
-    XDI_TRY(xdi_sweep_check(ctx, "student", student));
-    XDI_TRY(xdi_sweep_check(ctx, "teacher", teacher));
+    XD_TRY(xdi_sweep_check(ctx, "student", student));
+    XD_TRY(xdi_sweep_check(ctx, "teacher", teacher));
     const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
     made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
     made.count = 0;
-    XDI_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
+    XD_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
     memset(&x, 0, sizeof x);
     x.side[0].in = student;
     x.side[1].in = teacher;
@@ -30085,8 +30095,8 @@ static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *work
     for (int i = 1; i < count; i++)
         if (workers[i].failed < worst->failed) worst = &workers[i];
     if (worst->result == XD_OK) return XD_OK;
-    return XDI_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
-                    xd_last_error(worst->ctx)->message);
+    return XD_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
+                   xd_last_error(worst->ctx)->message);
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
@@ -30109,10 +30119,10 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, 
         xdi_align_start(pool, workers);
         result = xdi_align_first_error(ctx, pool, workers);
     } else {
-        result = XDI_FAIL(ctx, result, "no room for %d workers", workers);
+        result = XD_FAIL(ctx, result, "no room for %d workers", workers);
     }
     for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
-    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_free(ctx, &jobs[i].out);
+    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
     return result;
 }
 
@@ -30131,16 +30141,16 @@ struct xd_votes {
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
-    XDI_REQUIRE(
-        ctx, student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
-        XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
-        (long long)teacher_size);
+    XD_REQUIRE(ctx,
+               student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
+               (long long)teacher_size);
     xd_votes *v = (xd_votes *)xd_allocate(ctx, sizeof *v);
     int32_t *exact = (int32_t *)xd_allocate(ctx, (size_t)student_size * sizeof *exact);
     if (!v || !exact) {
         xd_release(ctx, v);
         xd_release(ctx, exact);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
     }
     for (int64_t s = 0; s < student_size; s++) exact[s] = -1;
     v->ctx = ctx;
@@ -30165,19 +30175,19 @@ XD_API void xd_votes_destroy(xd_votes *votes) {
 }
 
 static xd_result xdi_votes_check(const xd_votes *v, int64_t student_id, int64_t teacher_id) {
-    XDI_REQUIRE(v->ctx, student_id >= 0 && student_id < v->student_size, XD_ERROR_ARGUMENT,
-                "student id %lld is outside a vocabulary of %lld", (long long)student_id,
-                (long long)v->student_size);
-    XDI_REQUIRE(v->ctx, teacher_id >= 0 && teacher_id < v->teacher_size, XD_ERROR_ARGUMENT,
-                "teacher id %lld is outside a vocabulary of %lld", (long long)teacher_id,
-                (long long)v->teacher_size);
+    XD_REQUIRE(v->ctx, student_id >= 0 && student_id < v->student_size, XD_ERROR_ARGUMENT,
+               "student id %lld is outside a vocabulary of %lld", (long long)student_id,
+               (long long)v->student_size);
+    XD_REQUIRE(v->ctx, teacher_id >= 0 && teacher_id < v->teacher_size, XD_ERROR_ARGUMENT,
+               "teacher id %lld is outside a vocabulary of %lld", (long long)teacher_id,
+               (long long)v->teacher_size);
     return XD_OK;
 }
 
 static xd_result xdi_votes_grow(xd_votes *v) {
     const int64_t capacity = v->capacity ? 2 * v->capacity : 4096;
     xd_vote *cells = (xd_vote *)xd_allocate(v->ctx, (size_t)capacity * sizeof *cells);
-    XDI_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
+    XD_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
     if (v->count) memcpy(cells, v->cells, (size_t)v->count * sizeof *cells);
     xd_release(v->ctx, v->cells);
     v->cells = cells;
@@ -30186,8 +30196,8 @@ static xd_result xdi_votes_grow(xd_votes *v) {
 }
 
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
-    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
-    if (votes->count == votes->capacity) XDI_TRY(xdi_votes_grow(votes));
+    XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
     xd_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;
     cell->teacher_id = (int32_t)teacher_id;
@@ -30196,7 +30206,7 @@ XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teach
 }
 
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
-    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     votes->exact[student_id] = (int32_t)teacher_id;
     return XD_OK;
 }
@@ -30234,10 +30244,10 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
-    const int64_t most = pass->most_pieces ? pass->most_pieces : 4;
+    const int64_t most = pass->max_pieces ? pass->max_pieces : 4;
     double weights[XDI_VOTES_MOST_PIECES];
-    XDI_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
-                "most_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
+               "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
@@ -30246,7 +30256,7 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
         for (int64_t i = 0; i < n; i++) {
             const int64_t student = pass->reverse ? token->ids[i] : id;
             const int64_t teacher = pass->reverse ? id : token->ids[i];
-            XDI_TRY(xd_votes_add(votes, student, teacher, weights[i]));
+            XD_TRY(xd_votes_add(votes, student, teacher, weights[i]));
         }
     }
     return XD_OK;
@@ -30309,8 +30319,7 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
     }
     xd_release(v->ctx, two);
     xd_release(v->ctx, begin);
-    return fits ? XD_OK
-                : XDI_FAIL(v->ctx, XD_ERROR_MEMORY, "no room to sort %lld votes", (long long)v->count);
+    return fits ? XD_OK : XD_FAIL(v->ctx, XD_ERROR_MEMORY, "no room to sort %lld votes", (long long)v->count);
 }
 
 /* >>align/special_pairs.c */
@@ -30449,15 +30458,15 @@ static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
     const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
-    XDI_REQUIRE(ctx, desc->most_pairs >= 0, XD_ERROR_ARGUMENT, "most_pairs %lld is negative",
-                (long long)desc->most_pairs);
+    XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
+               (long long)desc->max_pairs);
     const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
-    int64_t most = desc->most_pairs ? desc->most_pairs : 32, n = 0;
+    int64_t most = desc->max_pairs ? desc->max_pairs : 32, n = 0;
     if (most > teachers) most = teachers;
     const int64_t students = xdi_special_count(desc->student, desc->student_count);
     const size_t room = (size_t)students * (size_t)most;
     xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
-    XDI_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
+    XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
     for (int64_t s = 0; s < desc->student_count && most > 0; s++) {
         int64_t mine = 0;
         if (!xdi_special_is(desc->student[s])) continue;
@@ -30483,13 +30492,13 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
 /* ---- rows of the k best ---- */
 
 static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
-    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    XD_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     size_t count = 0, bytes = 0;
     const bool fits = rows >= 0 && xdi_size_multiply((size_t)rows, (size_t)k, &count) &&
                       xdi_size_multiply(count, sizeof *out->ids + sizeof *out->weights, &bytes);
     out->ids = fits ? (int32_t *)xd_allocate(ctx, bytes) : NULL;
-    XDI_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
-                (long long)k);
+    XD_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
+               (long long)k);
     out->weights = (float *)(void *)(out->ids + count);
     out->rows = rows;
     out->k = k;
@@ -30497,7 +30506,7 @@ static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_pro
     return XD_OK;
 }
 
-XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows) {
+XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows) {
     xd_release(ctx, rows->ids);
     memset(rows, 0, sizeof *rows);
 }
@@ -30587,10 +30596,10 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
     int64_t student_size, teacher_size, count = 0, at = 0;
     xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
     xd_projection_rows rows;
-    XDI_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
-                "the scale trick exists in compat rows only");
-    XDI_TRY(xd_votes_read(votes, &cells, &count));
-    XDI_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
+    XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
+               "the scale trick exists in compat rows only");
+    XD_TRY(xd_votes_read(votes, &cells, &count));
+    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
@@ -30646,13 +30655,13 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
                                                 int64_t student_count, const xd_text *teacher,
                                                 int64_t teacher_count) {
-    XDI_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
-                "%lld student strings for a projection of %lld rows", (long long)student_count,
-                (long long)rows->rows);
+    XD_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
+               "%lld student strings for a projection of %lld rows", (long long)student_count,
+               (long long)rows->rows);
     const size_t n = (size_t)teacher_count;
     xdi_mapping_string *strings =
         (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
-    XDI_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
+    XD_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
         strings[i].text = teacher[i];
@@ -30700,7 +30709,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
     return XD_OK;
@@ -30730,8 +30739,8 @@ static void xdi_mapping_similar_row(const float *similarities, int64_t columns, 
 }
 
 static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
-    XDI_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
-                (long long)columns);
+    XD_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+               (long long)columns);
     return XD_OK;
 }
 
@@ -30739,8 +30748,8 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *
                                                       int64_t columns, int64_t k, double threshold,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_check_columns(ctx, columns));
-    XDI_TRY(xdi_mapping_create(ctx, rows, k, &made));
+    XD_TRY(xdi_mapping_check_columns(ctx, columns));
+    XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
     for (int64_t r = 0; r < rows; r++) {
         xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
         xdi_mapping_similar_row(similarities + r * columns, columns, threshold, &best);
@@ -30760,9 +30769,9 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *st
                                                     int64_t width, int64_t k, double threshold,
                                                     xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_check_columns(ctx, teacher_count));
+    XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
     float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
-    XDI_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
+    XD_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
     const xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
     for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
         const float *row = student + r * width;
@@ -30795,7 +30804,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     const size_t begins = (size_t)(student_size + teacher_size + 2) * sizeof(int64_t);
     const size_t cells = (size_t)entries * (2 * sizeof(int32_t) + 2 * sizeof(float));
     char *memory = (char *)xd_allocate(ctx, begins + cells);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a projection of %lld entries", (long long)entries);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a projection of %lld entries", (long long)entries);
     int64_t *begin = (int64_t *)(void *)memory;
     int32_t *ids = (int32_t *)(void *)(memory + begins);
     float *weights = (float *)(void *)(ids + 2 * entries);
@@ -30811,7 +30820,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     return XD_OK;
 }
 
-XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection) {
+XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection) {
     xd_release(ctx, (void *)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
@@ -30844,13 +30853,13 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
-                    "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
-                    (int)cells[i].student_id, (int)cells[i].teacher_id);
+        XD_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
+                   "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
+                   (int)cells[i].student_id, (int)cells[i].teacher_id);
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
-    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
     xd_result result = XD_OK;
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(votes, cells[i].student_id, cells[i].teacher_id, cells[i].weight);
@@ -30866,7 +30875,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
     int64_t count = 0;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
-    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
+    XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
             if (rows->ids[i] < 0) continue;
@@ -30928,10 +30937,10 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
 
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out) {
-    XDI_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
-                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
-    XDI_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
-                (long long)teacher_size);
+    XD_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
+               "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
+    XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+               (long long)teacher_size);
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -30948,10 +30957,10 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
         memory = NULL;
     }
     xd_release(ctx, owner);
-    return memory ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a map of %zu and %zu ids", n, m);
+    return memory ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a map of %zu and %zu ids", n, m);
 }
 
-XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map) {
+XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map) {
     xd_release(ctx, map->student);
     memset(map, 0, sizeof *map);
 }
@@ -30982,7 +30991,7 @@ enum {
 
 XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options) {
     xd_projection_options o = *options;
-    if (!o.most_pieces) o.most_pieces = 4;
+    if (!o.max_pieces) o.max_pieces = 4;
     if (!o.k) o.k = 4;
     if (o.special_threshold == 0.0) o.special_threshold = 0.3;
     if (!o.special_pairs) o.special_threshold = 0.0;
@@ -30990,13 +30999,12 @@ XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_o
 }
 
 XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *o) {
-    XDI_REQUIRE(ctx, o->most_pieces >= 1 && o->most_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
-                "most_pieces %lld is outside [1, %d]", (long long)o->most_pieces,
-                (int)XDI_PROJFILE_MOST_PIECES);
-    XDI_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
-                (long long)o->k, (int)XDI_PROJFILE_MOST_K);
-    XDI_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
-                "special_threshold %g is outside [0, 1]", o->special_threshold);
+    XD_REQUIRE(ctx, o->max_pieces >= 1 && o->max_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
+               "max_pieces %lld is outside [1, %d]", (long long)o->max_pieces, (int)XDI_PROJFILE_MOST_PIECES);
+    XD_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
+               (long long)o->k, (int)XDI_PROJFILE_MOST_K);
+    XD_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
+               "special_threshold %g is outside [0, 1]", o->special_threshold);
     return XD_OK;
 }
 
@@ -31021,7 +31029,7 @@ XD_API void xd_projection_cache_name(const xd_projection_origin *origin,
                  (unsigned long long)xdi_projfile_double_bits(o.special_threshold));
     snprintf(name, XD_PROJECTION_NAME_BYTES, "projection%d-%016llx-%016llx-p%d-k%d%s%s%s.xdproj",
              (int)XDI_PROJFILE_VERSION, (unsigned long long)origin->student_hash,
-             (unsigned long long)origin->teacher_hash, (int)o.most_pieces, (int)o.k,
+             (unsigned long long)origin->teacher_hash, (int)o.max_pieces, (int)o.k,
              o.disable_exact ? "-n" : "", o.reverse ? "-r" : "", special);
 }
 
@@ -31056,7 +31064,7 @@ static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
     xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
     xdi_projfile_put(file + 40, origin->student_hash, 8);
     xdi_projfile_put(file + 48, origin->teacher_hash, 8);
-    xdi_projfile_put(file + 56, (uint64_t)o.most_pieces, 4);
+    xdi_projfile_put(file + 56, (uint64_t)o.max_pieces, 4);
     xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
     xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
     xdi_projfile_put(file + 72, xdi_projfile_double_bits(o.special_threshold), 8);
@@ -31077,17 +31085,17 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                                     const xd_projection_origin *origin) {
     const xd_projection *p = projection;
     const xd_projection_options options = xd_projection_options_resolve(&origin->options);
-    XDI_TRY(xdi_projection_check_options(ctx, &options));
-    XDI_REQUIRE(ctx,
-                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
-                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
-                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
-                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_TRY(xdi_projection_check_options(ctx, &options));
+    XD_REQUIRE(ctx,
+               p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
+                   p->teacher_size <= XD_PROJECTION_MOST_IDS,
+               XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
+               (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
-    XDI_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
-                path, bytes, XDI_PROJFILE_MOST_BYTES);
+    XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
+               path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
-    XDI_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
+    XD_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
     xdi_projfile_put_header(file, p, origin);
     xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
     xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
@@ -31112,28 +31120,28 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
 
 /* Form, version, checksum, and sizes that make up exactly the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
-    XDI_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
-                f->path, bytes, (int)XDI_PROJFILE_HEADER);
-    XDI_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
-                "%s: no projection: it begins with other bytes", f->path);
+    XD_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
+               f->path, bytes, (int)XDI_PROJFILE_HEADER);
+    XD_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+               "%s: no projection: it begins with other bytes", f->path);
     const unsigned version = (unsigned)xdi_projfile_get(file + 8, 4);
-    XDI_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
-                f->path, version, (int)XDI_PROJFILE_VERSION);
+    XD_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+               f->path, version, (int)XDI_PROJFILE_VERSION);
     const uint64_t student = xdi_projfile_get(file + 16, 8), teacher = xdi_projfile_get(file + 24, 8);
     const uint64_t entries = xdi_projfile_get(file + 32, 8);
-    XDI_REQUIRE(ctx,
-                student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
-                    teacher <= XD_PROJECTION_MOST_IDS,
-                XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
-                (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx,
+               student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
+                   teacher <= XD_PROJECTION_MOST_IDS,
+               XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
+               (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
     const uint64_t rest = (uint64_t)bytes - XDI_PROJFILE_HEADER, begins = 8 * (student + 1);
-    XDI_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
-                XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
-                (unsigned long long)student, (unsigned long long)entries);
+    XD_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
+               XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
+               (unsigned long long)student, (unsigned long long)entries);
     const uint32_t stored = (uint32_t)xdi_projfile_get(file + 12, 4);
     const uint32_t crc = xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED);
-    XDI_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path,
-                (unsigned)crc, (unsigned)stored);
+    XD_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path,
+               (unsigned)crc, (unsigned)stored);
     f->student_size = (int64_t)student;
     f->teacher_size = (int64_t)teacher;
     f->entries = (int64_t)entries;
@@ -31148,52 +31156,52 @@ static xd_result xdi_projfile_read_origin(xd_ctx *ctx, const unsigned char *file
     const uint32_t flags = (uint32_t)xdi_projfile_get(file + 64, 4),
                    zero = (uint32_t)xdi_projfile_get(file + 68, 4);
     const uint64_t threshold = xdi_projfile_get(file + 72, 8);
-    XDI_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT, "%s: unknown flags %08x %08x",
-                f->path, (unsigned)flags, (unsigned)zero);
+    XD_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT, "%s: unknown flags %08x %08x",
+               f->path, (unsigned)flags, (unsigned)zero);
     memset(out, 0, sizeof *out);
     out->student_hash = xdi_projfile_get(file + 40, 8);
     out->teacher_hash = xdi_projfile_get(file + 48, 8);
-    out->options.most_pieces = (int64_t)xdi_projfile_get(file + 56, 4);
+    out->options.max_pieces = (int64_t)xdi_projfile_get(file + 56, 4);
     out->options.k = (int64_t)xdi_projfile_get(file + 60, 4);
     out->options.disable_exact = (flags & XDI_PROJFILE_NO_EXACT) != 0;
     out->options.reverse = (flags & XDI_PROJFILE_REVERSE) != 0;
     out->options.special_pairs = (flags & XDI_PROJFILE_SPECIAL) != 0;
     memcpy(&out->options.special_threshold, &threshold, sizeof threshold);
     if (xdi_projection_check_options(ctx, &out->options) != XD_OK)
-        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: options of %lld pieces, k %lld, threshold %g", f->path,
-                        (long long)out->options.most_pieces, (long long)out->options.k,
-                        out->options.special_threshold);
+        return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s: options of %lld pieces, k %lld, threshold %g", f->path,
+                       (long long)out->options.max_pieces, (long long)out->options.k,
+                       out->options.special_threshold);
     return XD_OK;
 }
 
 static xd_result xdi_projfile_check_origin(xd_ctx *ctx, const xdi_projfile *f,
                                            const xd_projection_origin *expected) {
     const xd_projection_origin *is = &f->origin;
-    XDI_REQUIRE(ctx,
-                !expected || (is->student_hash == expected->student_hash &&
-                              is->teacher_hash == expected->teacher_hash),
-                XD_ERROR_ARGUMENT,
-                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", f->path,
-                (unsigned long long)is->student_hash, (unsigned long long)is->teacher_hash,
-                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    XD_REQUIRE(ctx,
+               !expected ||
+                   (is->student_hash == expected->student_hash && is->teacher_hash == expected->teacher_hash),
+               XD_ERROR_ARGUMENT,
+               "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", f->path,
+               (unsigned long long)is->student_hash, (unsigned long long)is->teacher_hash,
+               (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
     return XD_OK;
 }
 
 static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int64_t s) {
     const int64_t begin = xdi_projfile_begin(f, s), end = xdi_projfile_begin(f, s + 1);
     int64_t before = -1;
-    XDI_REQUIRE(ctx, begin >= 0 && begin <= end && end <= f->entries, XD_ERROR_FORMAT,
-                "%s: row %lld has entries %lld to %lld of %lld", f->path, (long long)s, (long long)begin,
-                (long long)end, (long long)f->entries);
+    XD_REQUIRE(ctx, begin >= 0 && begin <= end && end <= f->entries, XD_ERROR_FORMAT,
+               "%s: row %lld has entries %lld to %lld of %lld", f->path, (long long)s, (long long)begin,
+               (long long)end, (long long)f->entries);
     for (int64_t i = begin; i < end; i++) {
         const int64_t id = (int64_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
         const float weight = xdi_projfile_get_float(f->weight + 4 * i);
-        XDI_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
-                    "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s,
-                    (long long)id, (long long)f->teacher_size, (long long)before);
-        XDI_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
-                    "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
-                    (long long)id);
+        XD_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
+                   "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s,
+                   (long long)id, (long long)f->teacher_size, (long long)before);
+        XD_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
+                   "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
+                   (long long)id);
         before = id;
     }
     return XD_OK;
@@ -31201,17 +31209,17 @@ static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int6
 
 static xd_result xdi_projfile_check_rows(xd_ctx *ctx, const xdi_projfile *f) {
     const int64_t first = xdi_projfile_begin(f, 0), last = xdi_projfile_begin(f, f->student_size);
-    XDI_REQUIRE(ctx, first == 0 && last == f->entries, XD_ERROR_FORMAT,
-                "%s: rows are entries %lld to %lld of %lld", f->path, (long long)first, (long long)last,
-                (long long)f->entries);
-    for (int64_t s = 0; s < f->student_size; s++) XDI_TRY(xdi_projfile_check_row(ctx, f, s));
+    XD_REQUIRE(ctx, first == 0 && last == f->entries, XD_ERROR_FORMAT,
+               "%s: rows are entries %lld to %lld of %lld", f->path, (long long)first, (long long)last,
+               (long long)f->entries);
+    for (int64_t s = 0; s < f->student_size; s++) XD_TRY(xdi_projfile_check_row(ctx, f, s));
     return XD_OK;
 }
 
 static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_projection *out) {
     const size_t n = (size_t)f->entries;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, n * sizeof *cells);
-    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
+    XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
     for (int64_t s = 0; s < f->student_size; s++)
         for (int64_t i = xdi_projfile_begin(f, s); i < xdi_projfile_begin(f, s + 1); i++) {
             cells[i].student_id = (int32_t)s;
@@ -31230,18 +31238,18 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
-    XDI_TRY(xdi_projfile_open(ctx, file, bytes, &f));
-    XDI_TRY(xdi_projfile_read_origin(ctx, file, &f));
-    XDI_TRY(xdi_projfile_check_origin(ctx, &f, expected));
-    XDI_TRY(xdi_projfile_check_rows(ctx, &f));
-    XDI_TRY(xdi_projfile_build(ctx, &f, out));
+    XD_TRY(xdi_projfile_open(ctx, file, bytes, &f));
+    XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
+    XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));
+    XD_TRY(xdi_projfile_check_rows(ctx, &f));
+    XD_TRY(xdi_projfile_build(ctx, &f, out));
     if (origin) *origin = f.origin;
     return XD_OK;
 }
 
-XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                     const xd_projection_origin *expected, xd_projection *out,
-                                     xd_projection_origin *origin) {
+XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                           const xd_projection_origin *expected, xd_projection *out,
+                                           xd_projection_origin *origin) {
     return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
 }
 
@@ -31249,7 +31257,7 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
                                     xd_projection *out, xd_projection_origin *origin) {
     char *data = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
+    XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
     const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
     xd_release(ctx, data);
     return result;
@@ -31279,11 +31287,11 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
     for (int64_t s = 0; s < p->student_size; s++)
         if (p->row_begin[s + 1] - p->row_begin[s] > longest) longest = p->row_begin[s + 1] - p->row_begin[s];
     if (k == 0) k = longest;
-    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    XD_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     const size_t count = (size_t)p->student_size * (size_t)k;
     int32_t *ids = (int32_t *)xd_allocate(ctx, count * (sizeof *ids + sizeof(float)));
-    XDI_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries",
-                (long long)p->student_size, (long long)k);
+    XD_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)p->student_size,
+               (long long)k);
     float *weights = (float *)(void *)(ids + count);
     for (size_t i = 0; i < count; i++) ids[i] = -1;
     for (int64_t s = 0; s < p->student_size; s++)
@@ -31303,26 +31311,26 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 #include <string.h>
 
 static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
-    XDI_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
-                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
-                (long long)map->held, (long long)map->chunks);
-    XDI_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
+    XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
+               (long long)map->held, (long long)map->chunks);
+    XD_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
     for (int64_t i = 0; i < map->sequences * map->held; i++)
-        XDI_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
-                    "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
-                    (long long)i, (long long)map->chunks);
+        XD_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
+                   "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
+                   (long long)i, (long long)map->chunks);
     return XD_OK;
 }
 
 static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
-    XDI_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
-                "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
-                (long long)map->sequences, (long long)map->held);
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
-                (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
+               "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+               (long long)map->sequences, (long long)map->held);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
+               (long long)rows->cols);
     return XD_OK;
 }
 
@@ -31336,7 +31344,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XDI_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    XD_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -31369,8 +31377,8 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
     const xd_kernels kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
-    XDI_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
-    XDI_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    XD_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XD_TRY(kernels.xtoken.chunk_sums(&launch, a));
     if (!comm || xd_comm_size(comm) == 1) return XD_OK;
     return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
 }
@@ -31386,7 +31394,7 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
         a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
-        if (!a.out) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
+        if (!a.out) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
     }
     result = xdi_vocab_agree(NULL, map->comm, result);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
@@ -31405,8 +31413,8 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
     a.sizes = sizes;
     a.sums = sums;
     a.out = averages;
-    XDI_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
-                (long long)chunks, (long long)n);
+    XD_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
+               (long long)chunks, (long long)n);
     return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
 }
 
@@ -31416,8 +31424,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
     a.sizes = sizes;
     a.weight = weight;
-    XDI_TRY(xdi_chunks_check(ctx, map));
-    XDI_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    XD_TRY(xdi_chunks_check(ctx, map));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
     return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
 }
 
@@ -31451,9 +31459,9 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
-                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
-                (long long)m->entries);
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+               XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
+               (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
                               (size_t)(m->teacher_size + 1) * sizeof(int64_t),
                               entries,
@@ -31461,8 +31469,8 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
                               entries,
                               entries };
     unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
-    XDI_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
-                (long long)m->entries);
+    XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
+               (long long)m->entries);
     xd_result result = XD_OK;
     for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
         result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
@@ -31481,7 +31489,7 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     return XD_OK;
 }
 
-XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection) {
+XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
     xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
@@ -31507,18 +31515,18 @@ typedef struct xdi_project_call {
 /* Columns in memory of a device cannot be looked at. */
 static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
                                            int64_t k) {
-    XDI_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
-                "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
+    XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
+               "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
     if (!columns ||
         (xd_ctx_kernels(ctx).device != XD_DEVICE_CPU && xd_ctx_kernels(ctx).memory.owns(ctx, columns)))
         return XD_OK;
     for (int64_t j = 0; j < k; j++)
-        XDI_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
-                    "column %lld is outside the projection's %lld", (long long)columns[j],
-                    (long long)m->teacher_size);
+        XD_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the projection's %lld", (long long)columns[j],
+                   (long long)m->teacher_size);
     for (int64_t j = 1; j < k; j++)
-        XDI_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
-                    (long long)columns[j], (long long)columns[j - 1]);
+        XD_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
+                   (long long)columns[j], (long long)columns[j - 1]);
     return XD_OK;
 }
 
@@ -31527,13 +31535,13 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
     const xd_device_ops *memory = &p->kernels.memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
     if (!xdi_projection_is_near(p->ctx, &p->m)) {
-        XDI_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
+        XD_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
         p->m = p->copied;
     }
     if (!p->columns || memory->owns(p->ctx, p->columns)) return XD_OK;
     p->copied_columns = (int64_t *)memory->allocate(p->ctx, bytes);
-    XDI_REQUIRE(p->ctx, p->copied_columns, XD_ERROR_MEMORY, "no room for %lld columns", (long long)p->k);
-    XDI_TRY(memory->copy(&p->launch, p->copied_columns, p->columns, bytes, XD_COPY_TO_DEVICE));
+    XD_REQUIRE(p->ctx, p->copied_columns, XD_ERROR_MEMORY, "no room for %lld columns", (long long)p->k);
+    XD_TRY(memory->copy(&p->launch, p->copied_columns, p->columns, bytes, XD_COPY_TO_DEVICE));
     p->columns = p->copied_columns;
     return memory->synchronize(&p->launch);
 }
@@ -31551,18 +31559,18 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
     p->columns = columns;
     p->k = k;
     p->on_device = p->kernels.device != XD_DEVICE_CPU;
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
-    XDI_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
-                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
-                (long long)projection->student_size);
-    XDI_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
+               "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
+               (long long)projection->student_size);
+    XD_TRY(xdi_project_check_columns(ctx, projection, columns, k));
     return p->on_device ? xdi_project_bring(p) : XD_OK;
 }
 
 static void xdi_project_close(xdi_project_call *p) {
     xdi_call_memory_done(p->ctx, p->cells);
     p->kernels.memory.release(p->ctx, p->copied_columns);
-    xd_projection_drop(p->ctx, &p->copied);
+    xd_projection_unload(p->ctx, &p->copied);
 }
 
 /* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
@@ -31612,7 +31620,7 @@ static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a;
-    XDI_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    XD_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
     for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
     if (!p->on_device) return XD_OK;
     memset(&a, 0, sizeof a);
@@ -31639,10 +31647,10 @@ static xd_result xdi_project_fixed(const xdi_project_call *p, const xd_rows *pro
         part.rows = probs->rows - row < p->tile ? probs->rows - row : p->tile;
         part.data = (unsigned char *)probs->data + (size_t)(row * stride) * xd_dtype_size(probs->dtype);
         const int64_t count = part.rows * p->k;
-        XDI_TRY(xdi_project_rows(p, &part, p->cells));
+        XD_TRY(xdi_project_rows(p, &part, p->cells));
         if (p->vocab.tp)
-            XDI_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
-        XDI_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
+            XD_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
     }
     return XD_OK;
 }
@@ -31653,8 +31661,8 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     p->fixed = true;
     p->tile = row < most ? most / row : 1;
     p->cells = (double *)xdi_call_memory(p->ctx, (size_t)(p->tile * row));
-    XDI_REQUIRE(p->ctx, p->cells, XD_ERROR_MEMORY, "no room for %lld rows of %lld columns",
-                (long long)p->tile, (long long)p->k);
+    XD_REQUIRE(p->ctx, p->cells, XD_ERROR_MEMORY, "no room for %lld rows of %lld columns", (long long)p->tile,
+               (long long)p->k);
     return XD_OK;
 }
 
@@ -31809,10 +31817,10 @@ static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_buil
     b->text[0] = (char)XDI_BUILD_GUARD;
     memcpy(b->text + 1, token.bytes, token.length);
     if (b->info[by].adds_prefix) {
-        XDI_TRY(xd_encode(b->encoder[by], b->text, token.length + 1, NULL, &e));
+        XD_TRY(xd_encode(b->encoder[by], b->text, token.length + 1, NULL, &e));
         if (xdi_build_behind_guard(&e, out)) return XD_OK;
     }
-    XDI_TRY(xd_encode(b->encoder[by], b->text + 1, token.length, NULL, &e));
+    XD_TRY(xd_encode(b->encoder[by], b->text + 1, token.length, NULL, &e));
     out->ids = e.ids;
     out->spans = e.spans;
     out->count = e.count;
@@ -31827,7 +31835,7 @@ static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces
                               int64_t *bytes) {
     int64_t n = 0, end = pieces->origin;
     *bytes = 0;
-    for (int64_t i = 0; i < pieces->count && n < b->options.most_pieces; i++) {
+    for (int64_t i = 0; i < pieces->count && n < b->options.max_pieces; i++) {
         const xd_token_span span = pieces->spans[i];
         const int64_t begin = span.begin > end ? span.begin : end;
         if (pieces->ids[i] == b->info[by].unknown) continue;
@@ -31845,13 +31853,13 @@ static xd_result xdi_build_vote_pieces(xdi_build *b, int32_t id, xd_token token,
     int32_t ids[XDI_BUILD_MOST_PIECES];
     int64_t bytes = 0;
     xdi_build_pieces pieces;
-    XDI_TRY(xdi_build_encode(b, by, token, &pieces));
+    XD_TRY(xdi_build_encode(b, by, token, &pieces));
     const int64_t n = xdi_build_keep(b, by, &pieces, ids, &bytes);
     xd_piece_weights(n, weights);
     for (int64_t i = 0; i < n; i++)
-        XDI_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
+        XD_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
     if (reverse) return XD_OK;
-    b->report.cut += pieces.count > b->options.most_pieces;
+    b->report.cut += pieces.count > b->options.max_pieces;
     b->report.mean_pieces += (double)pieces.count;
     b->mapped++;
     b->report.lost_bytes += (double)((int64_t)token.length - bytes);
@@ -31867,12 +31875,12 @@ static xd_result xdi_build_forward(xdi_build *b) {
         b->report.tokens += token.kind != XD_TOKEN_KIND_NONE;
         if (xdi_build_is_text(token)) b->bytes += (double)token.length;
         if (equal >= 0) {
-            XDI_TRY(xd_votes_set_exact(b->votes, id, equal));
+            XD_TRY(xd_votes_set_exact(b->votes, id, equal));
             b->report.exact++;
             b->report.mean_pieces += 1.0;
             b->mapped++;
         } else if (xdi_build_is_text(token)) {
-            XDI_TRY(xdi_build_vote_pieces(b, id, token, false));
+            XD_TRY(xdi_build_vote_pieces(b, id, token, false));
         }
     }
     return XD_OK;
@@ -31881,7 +31889,7 @@ static xd_result xdi_build_forward(xdi_build *b) {
 static xd_result xdi_build_reverse(xdi_build *b) {
     for (int32_t id = 0; id < b->info[XDI_BUILD_TEACHER].size; id++) {
         const xd_token token = xd_tokenizer_token(b->tokenizer[XDI_BUILD_TEACHER], id);
-        if (xdi_build_is_text(token)) XDI_TRY(xdi_build_vote_pieces(b, id, token, true));
+        if (xdi_build_is_text(token)) XD_TRY(xdi_build_vote_pieces(b, id, token, true));
     }
     return XD_OK;
 }
@@ -31904,7 +31912,7 @@ static xd_result xdi_build_special(xdi_build *b) {
     int64_t count = 0;
     xd_special_desc desc;
     xd_text *names = (xd_text *)xd_allocate(b->ctx, (size_t)(students + teachers) * sizeof *names);
-    XDI_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
+    XD_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
@@ -31913,7 +31921,7 @@ static xd_result xdi_build_special(xdi_build *b) {
     desc.teacher = names + students;
     desc.teacher_count = teachers;
     desc.threshold = b->options.special_threshold;
-    desc.most_pairs = b->options.k;
+    desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(b->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity);
@@ -31940,10 +31948,10 @@ static xd_result xdi_build_begin(xdi_build *b) {
         if (longest > room) room = longest;
     }
     b->text = (char *)xd_allocate(b->ctx, room + 1);
-    XDI_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
-    XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
+    XD_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
+    XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
     if (b->options.reverse)
-        XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
+        XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
     return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size,
                            &b->votes);
 }
@@ -31973,7 +31981,7 @@ static xd_result xdi_build_finish(xdi_build *b, const xd_projection_rows *rows) 
     const xd_vote *cells = NULL;
     int64_t count = 0, at = 0;
     double lost = 0.0;
-    XDI_TRY(xd_votes_read(b->votes, &cells, &count));
+    XD_TRY(xd_votes_read(b->votes, &cells, &count));
     for (int64_t s = 0; s < rows->rows; s++) {
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
@@ -31990,11 +31998,11 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     xd_projection_rows_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.k = b->options.k;
-    XDI_TRY(xdi_build_begin(b));
-    XDI_TRY(xdi_build_forward(b));
-    if (b->options.reverse) XDI_TRY(xdi_build_reverse(b));
-    if (b->options.special_pairs) XDI_TRY(xdi_build_special(b));
-    XDI_TRY(xd_projection_rows_from_votes(b->votes, &desc, rows));
+    XD_TRY(xdi_build_begin(b));
+    XD_TRY(xdi_build_forward(b));
+    if (b->options.reverse) XD_TRY(xdi_build_reverse(b));
+    if (b->options.special_pairs) XD_TRY(xdi_build_special(b));
+    XD_TRY(xd_projection_rows_from_votes(b->votes, &desc, rows));
     return xdi_build_finish(b, rows);
 }
 
@@ -32018,7 +32026,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
     memset(&b, 0, sizeof b);
     b.ctx = ctx;
     b.options = xd_projection_options_resolve(options ? options : &zero);
-    XDI_TRY(xdi_projection_check_options(ctx, &b.options));
+    XD_TRY(xdi_projection_check_options(ctx, &b.options));
     b.tokenizer[XDI_BUILD_STUDENT] = student;
     b.tokenizer[XDI_BUILD_TEACHER] = teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
@@ -32027,7 +32035,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
                                          b.info[XDI_BUILD_TEACHER].size, out);
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     if (result != XD_OK) return result;
     b.report.entries = out->entries;
     if (report) *report = b.report;
@@ -32054,13 +32062,13 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
         const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
-    XDI_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
+    XD_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
     const xd_result written = xd_projection_save(ctx, path, &made, origin);
     if (written == XD_OK) {
         *out = made;
         *built = true;
     } else {
-        xd_projection_free(ctx, &made);
+        xd_projection_destroy(ctx, &made);
     }
     return written;
 }
@@ -32073,12 +32081,12 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
     bool fresh = false;
     memset(&resolved, 0, sizeof resolved);
     resolved = xd_projection_options_resolve(options ? options : &resolved);
-    XDI_TRY(xdi_projection_check_options(ctx, &resolved));
+    XD_TRY(xdi_projection_check_options(ctx, &resolved));
     const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
     xd_projection_cache_name(&origin, name);
     const size_t room = strlen(directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
-    XDI_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
+    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
     snprintf(path, room, "%s/%s", directory, name);
     const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
     xd_release(ctx, path);
@@ -32177,19 +32185,19 @@ XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
 
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code) {
-    XDI_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
-                "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
-                (int)XD_PROJECTION_MOST_IDS);
-    XDI_REQUIRE(
+    XD_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
+               "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
+               (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(
         ctx, d->k >= 1 && d->k <= XD_CACHE_MOST_K && d->k <= d->vocabulary, code,
         "%s: k is %lld, with a vocabulary of %lld allowed are 1 to %lld", path, (long long)d->k,
         (long long)d->vocabulary,
         (long long)(d->vocabulary < (int64_t)XD_CACHE_MOST_K ? d->vocabulary : (int64_t)XD_CACHE_MOST_K));
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
-                "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
-    XDI_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
-    XDI_REQUIRE(ctx, (int)d->coding >= 0 && (int)d->coding <= (int)XD_CACHE_F32, code,
-                "%s: coding %d, known are 0 to %d", path, (int)d->coding, (int)XD_CACHE_F32);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
+               "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
+    XD_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
+    XD_REQUIRE(ctx, (int)d->coding >= 0 && (int)d->coding <= (int)XD_CACHE_F32, code,
+               "%s: coding %d, known are 0 to %d", path, (int)d->coding, (int)XD_CACHE_F32);
     return XD_OK;
 }
 
@@ -32297,13 +32305,13 @@ static double xdi_cache_get_double(const unsigned char *at) {
 static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     const unsigned char *file = c->file;
     xd_teacher_cache_desc *d = &c->info.desc;
-    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-                c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
-    XDI_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
-                "%s: no teacher cache: it begins with other bytes", c->path);
+    XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
+    XD_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+               "%s: no teacher cache: it begins with other bytes", c->path);
     const unsigned version = (unsigned)xdi_cache_get(file + 8, 4);
-    XDI_REQUIRE(c->ctx, version == XDI_CACHE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
-                c->path, version, (int)XDI_CACHE_VERSION);
+    XD_REQUIRE(c->ctx, version == XDI_CACHE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+               c->path, version, (int)XDI_CACHE_VERSION);
     const uint64_t vocabulary = xdi_cache_get(file + 32, 8), context = xdi_cache_get(file + 64, 8);
     const unsigned flags = (unsigned)xdi_cache_get(file + 80, 4),
                    coding = (unsigned)xdi_cache_get(file + 76, 4);
@@ -32315,15 +32323,15 @@ static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     d->k = (int64_t)xdi_cache_get(file + 72, 4);
     d->coding = (xd_cache_coding)(coding <= (unsigned)XD_CACHE_F32 ? coding : (unsigned)XD_CACHE_F32 + 1u);
     d->spans = (flags & XDI_CACHE_SPANS) != 0;
-    XDI_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
-    XDI_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
+    XD_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
+    XD_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
     for (int i = 84; i < XDI_CACHE_NAME; i++)
-        XDI_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
+        XD_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
     memcpy(c->name, file + XDI_CACHE_NAME, sizeof c->name);
     const char *end = (const char *)memchr(c->name, 0, sizeof c->name);
     for (const char *at = end; at && at < c->name + sizeof c->name; at++)
         if (*at) end = NULL;
-    XDI_REQUIRE(c->ctx, end, XD_ERROR_FORMAT, "%s: the name does not end in zeros", c->path);
+    XD_REQUIRE(c->ctx, end, XD_ERROR_FORMAT, "%s: the name does not end in zeros", c->path);
     d->name = c->name;
     return XD_OK;
 }
@@ -32333,22 +32341,22 @@ static xd_result xdi_cache_check_size(xd_teacher_cache *c) {
     const uint64_t positions = xdi_cache_get(c->file + 16, 8), documents = xdi_cache_get(c->file + 24, 8);
     const uint64_t room = c->bytes - XDI_CACHE_HEADER;
     c->form = xdi_cache_form_of(&c->info.desc);
-    XDI_REQUIRE(c->ctx,
-                positions >= 1 && documents >= 1 && documents <= positions &&
-                    positions <= room / c->form.bytes &&
-                    documents == (room - positions * c->form.bytes) / XDI_CACHE_DOCUMENT &&
-                    (room - positions * c->form.bytes) % XDI_CACHE_DOCUMENT == 0,
-                XD_ERROR_FORMAT, "%s: %llu bytes for %llu positions of %zu and %llu documents", c->path,
-                (unsigned long long)c->bytes, (unsigned long long)positions, c->form.bytes,
-                (unsigned long long)documents);
+    XD_REQUIRE(c->ctx,
+               positions >= 1 && documents >= 1 && documents <= positions &&
+                   positions <= room / c->form.bytes &&
+                   documents == (room - positions * c->form.bytes) / XDI_CACHE_DOCUMENT &&
+                   (room - positions * c->form.bytes) % XDI_CACHE_DOCUMENT == 0,
+               XD_ERROR_FORMAT, "%s: %llu bytes for %llu positions of %zu and %llu documents", c->path,
+               (unsigned long long)c->bytes, (unsigned long long)positions, c->form.bytes,
+               (unsigned long long)documents);
     c->info.positions = (int64_t)positions;
     c->info.documents = (int64_t)documents;
     c->info.bytes = (size_t)c->bytes;
     c->info.checksum = (uint32_t)xdi_cache_get(c->file + 12, 4);
     uint32_t crc = xd_crc32c(0, c->file + XDI_CACHE_HEADER, (size_t)room);
     crc = xd_crc32c(crc, c->file + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
-    XDI_REQUIRE(c->ctx, crc == c->info.checksum, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x",
-                c->path, (unsigned)crc, (unsigned)c->info.checksum);
+    XD_REQUIRE(c->ctx, crc == c->info.checksum, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x",
+               c->path, (unsigned)crc, (unsigned)c->info.checksum);
     return XD_OK;
 }
 
@@ -32358,34 +32366,34 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
     const int64_t id = xdi_cache_id(c, at), vocabulary = c->info.desc.vocabulary;
     const double next = xdi_cache_wide(c, at + c->form.next), tail = xdi_cache_wide(c, at + c->form.tail);
     double before = 0.0, total = exp(tail);
-    XDI_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
-                (long long)p, (long long)id, (long long)vocabulary);
-    XDI_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
-                "%s: position %lld has log-probability %g of its next token and %g of the tail", c->path,
-                (long long)p, next, tail);
+    XD_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
+               (long long)p, (long long)id, (long long)vocabulary);
+    XD_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
+               "%s: position %lld has log-probability %g of its next token and %g of the tail", c->path,
+               (long long)p, next, tail);
     for (int64_t j = 0; j < c->form.k; j++) {
         const int64_t entry = xdi_cache_entry_id(c, at, j);
         const double l = xdi_cache_entry(c, at, j);
-        XDI_REQUIRE(c->ctx, entry < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has entry %lld of %lld",
-                    c->path, (long long)p, (long long)entry, (long long)vocabulary);
-        XDI_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
-                    "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
+        XD_REQUIRE(c->ctx, entry < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has entry %lld of %lld",
+                   c->path, (long long)p, (long long)entry, (long long)vocabulary);
+        XD_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
+                   "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
         before = l;
         total += exp(l);
     }
-    XDI_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
-                "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
+    XD_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
+               "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
     return XD_OK;
 }
 
 static xd_result xdi_cache_check_span(const xd_teacher_cache *c, const xd_cached_document *document,
                                       int64_t p, xd_token_span *before) {
     const xd_token_span span = xdi_cache_span(c, xdi_cache_position(c, p));
-    XDI_REQUIRE(c->ctx,
-                span.begin >= before->begin && span.end >= before->end && span.end <= document->text_bytes,
-                XD_ERROR_FORMAT, "%s: position %lld is bytes %lld to %lld of %lld, after %lld to %lld",
-                c->path, (long long)p, (long long)span.begin, (long long)span.end,
-                (long long)document->text_bytes, (long long)before->begin, (long long)before->end);
+    XD_REQUIRE(c->ctx,
+               span.begin >= before->begin && span.end >= before->end && span.end <= document->text_bytes,
+               XD_ERROR_FORMAT, "%s: position %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+               c->path, (long long)p, (long long)span.begin, (long long)span.end,
+               (long long)document->text_bytes, (long long)before->begin, (long long)before->end);
     *before = span;
     return XD_OK;
 }
@@ -32396,44 +32404,44 @@ static xd_result xdi_cache_check_document(xd_teacher_cache *c, int64_t d) {
     const uint64_t end = d + 1 < c->info.documents ? xdi_cache_get(at + XDI_CACHE_DOCUMENT, 8) : positions;
     const uint64_t text = xdi_cache_get(at + 8, 8), zero = xdi_cache_get(at + 20, 4);
     xd_token_span before = { 0, 0 };
-    XDI_REQUIRE(c->ctx, first < end && end <= positions && (d > 0 || first == 0), XD_ERROR_FORMAT,
-                "%s: document %lld is positions %llu to %llu of %llu", c->path, (long long)d,
-                (unsigned long long)first, (unsigned long long)end, (unsigned long long)positions);
-    XDI_REQUIRE(c->ctx, text <= (uint64_t)(INT64_MAX - c->info.text_bytes) && zero == 0, XD_ERROR_FORMAT,
-                "%s: document %lld has %llu bytes of text and %08x at its end", c->path, (long long)d,
-                (unsigned long long)text, (unsigned)zero);
+    XD_REQUIRE(c->ctx, first < end && end <= positions && (d > 0 || first == 0), XD_ERROR_FORMAT,
+               "%s: document %lld is positions %llu to %llu of %llu", c->path, (long long)d,
+               (unsigned long long)first, (unsigned long long)end, (unsigned long long)positions);
+    XD_REQUIRE(c->ctx, text <= (uint64_t)(INT64_MAX - c->info.text_bytes) && zero == 0, XD_ERROR_FORMAT,
+               "%s: document %lld has %llu bytes of text and %08x at its end", c->path, (long long)d,
+               (unsigned long long)text, (unsigned)zero);
     const xd_cached_document document = xdi_cache_document_of(c, d);
     const int64_t last = document.first + document.count - 1;
     c->info.text_bytes += document.text_bytes;
     for (int64_t p = document.first; p <= last; p++) {
-        XDI_TRY(xdi_cache_check_entries(c, p));
-        XDI_TRY(xdi_cache_check_span(c, &document, p, &before));
+        XD_TRY(xdi_cache_check_entries(c, p));
+        XD_TRY(xdi_cache_check_span(c, &document, p, &before));
     }
     const double next = xdi_cache_wide(c, xdi_cache_position(c, last) + c->form.next);
-    XDI_REQUIRE(c->ctx, next == -INFINITY, XD_ERROR_FORMAT,
-                "%s: document %lld ends, but its last token has a next one of log-probability %g", c->path,
-                (long long)d, next);
+    XD_REQUIRE(c->ctx, next == -INFINITY, XD_ERROR_FORMAT,
+               "%s: document %lld ends, but its last token has a next one of log-probability %g", c->path,
+               (long long)d, next);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_cache_check_origin(xd_ctx *ctx, const xd_teacher_cache *cache,
                                             const xd_projection_origin *expected) {
     const xd_teacher_cache_desc *d = &cache->info.desc;
-    XDI_REQUIRE(ctx,
-                !expected || (d->teacher_hash == expected->teacher_hash &&
-                              (d->student_hash == 0 || d->student_hash == expected->student_hash)),
-                XD_ERROR_ARGUMENT,
-                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx",
-                cache->path, (unsigned long long)d->student_hash, (unsigned long long)d->teacher_hash,
-                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    XD_REQUIRE(ctx,
+               !expected || (d->teacher_hash == expected->teacher_hash &&
+                             (d->student_hash == 0 || d->student_hash == expected->student_hash)),
+               XD_ERROR_ARGUMENT,
+               "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", cache->path,
+               (unsigned long long)d->student_hash, (unsigned long long)d->teacher_hash,
+               (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
     return XD_OK;
 }
 
 static xd_result xdi_cache_check(xd_teacher_cache *c, const xd_projection_origin *expected) {
-    XDI_TRY(xdi_cache_read_header(c));
-    XDI_TRY(xdi_cache_check_size(c));
-    XDI_TRY(xdi_cache_check_origin(c->ctx, c, expected));
-    for (int64_t d = 0; d < c->info.documents; d++) XDI_TRY(xdi_cache_check_document(c, d));
+    XD_TRY(xdi_cache_read_header(c));
+    XD_TRY(xdi_cache_check_size(c));
+    XD_TRY(xdi_cache_check_origin(c->ctx, c, expected));
+    for (int64_t d = 0; d < c->info.documents; d++) XD_TRY(xdi_cache_check_document(c, d));
     return XD_OK;
 }
 
@@ -32460,21 +32468,20 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
     int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
-    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-                c->path, (unsigned long long)c->bytes,
-                (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;
     if (c->mapped) return xdi_cache_check(c, expected);
     c->owned = c->bytes < SIZE_MAX ? xd_allocate(c->ctx, (size_t)c->bytes) : NULL;
-    XDI_REQUIRE(c->ctx, c->owned, XD_ERROR_MEMORY, "%s: no room for %llu bytes", c->path,
-                (unsigned long long)c->bytes);
+    XD_REQUIRE(c->ctx, c->owned, XD_ERROR_MEMORY, "%s: no room for %llu bytes", c->path,
+               (unsigned long long)c->bytes);
     error = files->read(files->user, c->handle, c->owned, (size_t)c->bytes, 0);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: read: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: read: %s", c->path, strerror(error));
     c->file = (const unsigned char *)c->owned;
     return xdi_cache_check(c, expected);
 }
@@ -32482,14 +32489,14 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                        xd_teacher_cache **out) {
     xd_teacher_cache *c = xdi_cache_new(ctx, path);
-    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
     return xdi_cache_publish(c, xdi_cache_load(c, expected), out);
 }
 
-XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                        const xd_projection_origin *expected, xd_teacher_cache **out) {
+XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                              const xd_projection_origin *expected, xd_teacher_cache **out) {
     xd_teacher_cache *c = xdi_cache_new(ctx, "teacher cache");
-    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
     c->file = (const unsigned char *)data;
     c->bytes = bytes;
     return xdi_cache_publish(c, xdi_cache_check(c, expected), out);
@@ -32512,8 +32519,8 @@ XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *c
 
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out) {
-    XDI_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
-                cache->path, (long long)d, (long long)cache->info.documents);
+    XD_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
+               cache->path, (long long)d, (long long)cache->info.documents);
     *out = xdi_cache_document_of(cache, d);
     return XD_OK;
 }
@@ -32541,10 +32548,10 @@ static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
                                        int64_t count, xd_cached_position *out) {
     const xd_teacher_cache *c = cache;
-    XDI_REQUIRE(ctx,
-                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
-                XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
-                (long long)first, (long long)c->info.positions);
+    XD_REQUIRE(ctx,
+               first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
+               XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
+               (long long)first, (long long)c->info.positions);
     int64_t d = count ? xdi_cache_find(c, first) : 0, end = 0;
     for (int64_t p = first; p < first + count; p++) {
         const unsigned char *at = xdi_cache_position(c, p);
@@ -32569,8 +32576,8 @@ XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities) {
     const xd_teacher_cache *c = cache;
-    XDI_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
-                "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
+    XD_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
+               "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
     const unsigned char *at = xdi_cache_position(c, position);
     const double total = xdi_cache_total(c, at);
     for (int64_t j = 0; j < c->form.k; j++) {
@@ -32628,37 +32635,37 @@ static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *des
 }
 
 static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d) {
-    XDI_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
-    XDI_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
-                "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
-                (int)XD_CACHE_NAME_BYTES - 1);
+    XD_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
+    XD_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
+               "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
+               (int)XD_CACHE_NAME_BYTES - 1);
     if (!d->vocab) return XD_OK;
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
-                "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
-                (long long)size);
+    XD_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
+               "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
+               (long long)size);
     return XD_OK;
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
     if (!w->d.vocab)
-        XDI_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
     w->expected = XDI_CACHE_COMPLETE;
     if (w->tp && xd_comm_rank(w->tp) != 0) return XD_OK;
-    return xd_publish_begin(w->ctx, w->path, &w->file);
+    return xd_publish_create(w->ctx, w->path, &w->file);
 }
 
 static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                 xd_teacher_cache_writer **out) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "teacher caches are written from logits on the CPU only");
-    XDI_TRY(xdi_cache_validate(ctx, path, d));
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+               "teacher caches are written from logits on the CPU only");
+    XD_TRY(xdi_cache_validate(ctx, path, d));
     const size_t length = strlen(path) + 1;
     xd_teacher_cache_writer *w = (xd_teacher_cache_writer *)xd_allocate(ctx, sizeof *w + length);
-    XDI_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     *out = w;
     w->ctx = ctx;
     w->d = *d;
@@ -32670,8 +32677,9 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
     return xdi_cache_begin(w);
 }
 
-XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
-                                         xd_teacher_cache_writer **out) {
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
+                                                const xd_teacher_cache_desc *desc,
+                                                xd_teacher_cache_writer **out) {
     const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
     xd_teacher_cache_writer *w = NULL;
     xd_result result = xdi_cache_make(ctx, path, &d, &w);
@@ -32679,11 +32687,11 @@ XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd
     if (result == XD_OK)
         *out = w;
     else
-        xd_teacher_cache_abort(w);
+        xd_teacher_cache_writer_abort(w);
     return result;
 }
 
-XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
+XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *w) {
     if (!w) return;
     xd_publish_abort(w->file);
     xd_vocab_destroy(w->own_vocab);
@@ -32694,15 +32702,14 @@ XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
 /* ---- documents ---- */
 
 static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
-    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                "%s: a new document, but document %lld is not complete", w->path,
-                (long long)(w->document_count - 1));
-    XDI_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
+    XD_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+               "%s: a new document, but document %lld is not complete", w->path,
+               (long long)(w->document_count - 1));
+    XD_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
     if (w->document_count == w->document_room) {
         const int64_t room = w->document_room ? 2 * w->document_room : 16;
         xd_cached_document *more = (xd_cached_document *)xd_allocate(w->ctx, (size_t)room * sizeof *more);
-        XDI_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path,
-                    (long long)room);
+        XD_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path, (long long)room);
         if (w->document_count) memcpy(more, w->documents, (size_t)w->document_count * sizeof *more);
         xd_release(w->ctx, w->documents);
         w->documents = more;
@@ -32711,8 +32718,9 @@ static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
-    XDI_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
+XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *w, const void *text,
+                                                  size_t bytes) {
+    XD_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
     xd_cached_document *document = &w->documents[w->document_count++];
     memset(document, 0, sizeof *document);
     document->first = w->positions;
@@ -32728,18 +32736,18 @@ XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const voi
 static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
     const int64_t text = w->documents[w->document_count - 1].text_bytes;
     xd_token_span before = w->span;
-    XDI_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
+    XD_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
     for (int64_t i = 0; i < b->logits.rows; i++) {
         const xd_token_span s = b->spans[i];
-        XDI_REQUIRE(w->ctx,
-                    s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
-                    XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
-                    w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
-                    (long long)before.begin, (long long)before.end);
-        XDI_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
-                    XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
-                    w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
-                    (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
+        XD_REQUIRE(w->ctx,
+                   s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
+                   XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+                   w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
+                   (long long)before.begin, (long long)before.end);
+        XD_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
+                   XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
+                   w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
+                   (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
         before = s;
     }
     return XD_OK;
@@ -32747,29 +32755,28 @@ static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const x
 
 static xd_result xdi_cache_check_ids(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
     int32_t expected = w->expected;
-    XDI_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
+    XD_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
     for (int64_t i = 0; i < b->logits.rows; i++) {
-        XDI_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                    "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
-                    (long long)(w->document_count - 1));
-        XDI_REQUIRE(w->ctx,
-                    b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
-                        b->next[i] < w->d.vocabulary,
-                    XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
-                    (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
-        XDI_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
-                    "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
-                    (int)b->ids[i], (int)expected);
+        XD_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                   "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
+                   (long long)(w->document_count - 1));
+        XD_REQUIRE(w->ctx,
+                   b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
+                       b->next[i] < w->d.vocabulary,
+                   XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
+                   (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
+        XD_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
+                   "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
+                   (int)b->ids[i], (int)expected);
         expected = b->next[i];
     }
     return XD_OK;
 }
 
 static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
-    XDI_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
-    XDI_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document",
-                w->path);
-    XDI_TRY(xdi_cache_check_ids(w, b));
+    XD_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
+    XD_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document", w->path);
+    XD_TRY(xdi_cache_check_ids(w, b));
     return w->d.spans ? xdi_cache_check_spans(w, b) : XD_OK;
 }
 
@@ -32817,13 +32824,13 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
     for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
-    XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
-    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    if (w->d.temperature != 1.0) XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
-        XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
-                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
+        XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
+                   "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
     xdi_cache_add_tails(w, &b->logits, r);
     return w->tp && rows ? xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM) : XD_OK;
 }
@@ -32868,7 +32875,8 @@ static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache
     if (w->d.spans) w->span = b->spans[rows - 1];
 }
 
-XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_teacher_cache_block *block) {
+XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *w,
+                                                const xd_teacher_cache_block *block) {
     xd_arena arena = xd_arena_over(NULL, 0);
     xdi_cache_rows r;
     void *memory = NULL;
@@ -32876,8 +32884,8 @@ XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_te
     if (result == XD_OK && xdi_cache_layout(w, block->logits.rows, &arena, &r))
         memory = xd_allocate(w->ctx, arena.peak + 1);
     if (result == XD_OK && !memory)
-        result = XDI_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
-                          (long long)block->logits.rows);
+        result = XD_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
+                         (long long)block->logits.rows);
     result = xdi_vocab_agree(w->tp, NULL, result);
     if (result == XD_OK) {
         arena = xd_arena_over(memory, arena.peak);
@@ -32920,7 +32928,7 @@ static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
         xdi_cache_put(entry, (uint64_t)w->documents[i].first, 8);
         xdi_cache_put(entry + 8, (uint64_t)w->documents[i].text_bytes, 8);
         xdi_cache_put(entry + 16, w->documents[i].text_checksum, 4);
-        XDI_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
+        XD_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
         w->crc = xd_crc32c(w->crc, entry, sizeof entry);
         w->offset += sizeof entry;
     }
@@ -32931,19 +32939,19 @@ static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
 }
 
 static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
-    XDI_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
-    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
+    XD_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
+    XD_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+               "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
     if (!w->file) return XD_OK;
-    XDI_TRY(xdi_cache_write_ends(w));
+    XD_TRY(xdi_cache_write_ends(w));
     const xd_result result = xd_publish_commit(w->file);
     w->file = NULL; /* freed by the commit */
     return result;
 }
 
-XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
+XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
     const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
-    xd_teacher_cache_abort(w);
+    xd_teacher_cache_writer_abort(w);
     return result;
 }
 
@@ -33146,7 +33154,7 @@ static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const i
     const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
     int64_t *at = mine;
     for (int s = 0; s < XDI_ROUTE_SIDES; s++) at = xdi_route_pack_lists(sides[s], at);
-    XDI_TRY(xd_all_gather(comm, mine, plan->words, counts, XD_DTYPE_I64));
+    XD_TRY(xd_all_gather(comm, mine, plan->words, counts, XD_DTYPE_I64));
     const int64_t *words = plan->words;
     for (int r = 0; r < plan->ranks; r++)
         for (int s = 0; s < XDI_ROUTE_SIDES; s++)
@@ -33161,7 +33169,7 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     int64_t head[XDI_ROUTE_HEAD_WORDS];
     xdi_route_pack_head(&d->teacher, head);
     xdi_route_pack_head(&d->student, head + XDI_ROUTE_HALF_WORDS);
-    XDI_TRY(xdi_comm_all_gather_equal(comm, head, heads, XDI_ROUTE_HEAD_WORDS, XD_DTYPE_I64));
+    XD_TRY(xdi_comm_all_gather_equal(comm, head, heads, XDI_ROUTE_HEAD_WORDS, XD_DTYPE_I64));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t *theirs = heads + r * XDI_ROUTE_HEAD_WORDS;
         counts[r] = xdi_route_half_extent(theirs) + xdi_route_half_extent(theirs + XDI_ROUTE_HALF_WORDS);
@@ -33171,7 +33179,7 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     int64_t *mine = (int64_t *)xd_allocate(ctx, ((size_t)counts[plan->rank] + 1) * sizeof *mine);
     xd_result result = plan->words && mine
                            ? XD_OK
-                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) result = xdi_route_gather(comm, d, heads, mine, counts, plan);
     xd_release(ctx, mine);
@@ -33185,11 +33193,11 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     memset(seen, 0, (size_t)d->samples);
     for (int64_t i = 0; i < half->sample_count; i++) {
         const int64_t sample = half->samples[i];
-        XDI_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
-                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
-                    (long long)d->samples);
-        XDI_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
-                    (long long)sample);
+        XD_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
+                   "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
+                   (long long)d->samples);
+        XD_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
+                   (long long)sample);
         seen[sample] = 1;
     }
     return XD_OK;
@@ -33198,20 +33206,20 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
 static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half,
                                       int rank, const char *side) {
     int64_t last = 0;
-    XDI_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
-                side, rank, (long long)half->micro_batch);
+    XD_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
+               side, rank, (long long)half->micro_batch);
     for (int64_t i = 0; i < half->span_count; i++) {
         const xd_route_span *s = &half->spans[i];
-        XDI_REQUIRE(ctx, s->begin >= last && s->begin <= s->end && s->end <= d->length, XD_ERROR_ARGUMENT,
-                    "%s rank %d has positions [%lld, %lld) after %lld, of %lld", side, rank,
-                    (long long)s->begin, (long long)s->end, (long long)last, (long long)d->length);
+        XD_REQUIRE(ctx, s->begin >= last && s->begin <= s->end && s->end <= d->length, XD_ERROR_ARGUMENT,
+                   "%s rank %d has positions [%lld, %lld) after %lld, of %lld", side, rank,
+                   (long long)s->begin, (long long)s->end, (long long)last, (long long)d->length);
         last = s->end;
     }
-    XDI_REQUIRE(ctx,
-                half->column_begin >= 0 && half->column_begin <= half->column_end &&
-                    half->column_end <= d->columns,
-                XD_ERROR_ARGUMENT, "%s rank %d has columns [%lld, %lld) of %lld", side, rank,
-                (long long)half->column_begin, (long long)half->column_end, (long long)d->columns);
+    XD_REQUIRE(ctx,
+               half->column_begin >= 0 && half->column_begin <= half->column_end &&
+                   half->column_end <= d->columns,
+               XD_ERROR_ARGUMENT, "%s rank %d has columns [%lld, %lld) of %lld", side, rank,
+               (long long)half->column_begin, (long long)half->column_end, (long long)d->columns);
     return XD_OK;
 }
 
@@ -33225,15 +33233,15 @@ static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, co
             const int rank = xd_comm_world_rank(comm, r);
             if (half->sample_count == 0) continue;
             present++;
-            XDI_TRY(xdi_route_check_half(ctx, d, half, rank, xdi_route_side_names[s]));
-            XDI_TRY(xdi_route_check_samples(ctx, d, half, rank, xdi_route_side_names[s], seen));
-            XDI_REQUIRE(ctx,
-                        d->payload != XD_ROUTE_COLUMNS || s == XDI_ROUTE_TEACHER ||
-                            half->column_end - half->column_begin == d->columns,
-                        XD_ERROR_ARGUMENT, "student rank %d wants %lld of the %lld chosen columns", rank,
-                        (long long)(half->column_end - half->column_begin), (long long)d->columns);
+            XD_TRY(xdi_route_check_half(ctx, d, half, rank, xdi_route_side_names[s]));
+            XD_TRY(xdi_route_check_samples(ctx, d, half, rank, xdi_route_side_names[s], seen));
+            XD_REQUIRE(ctx,
+                       d->payload != XD_ROUTE_COLUMNS || s == XDI_ROUTE_TEACHER ||
+                           half->column_end - half->column_begin == d->columns,
+                       XD_ERROR_ARGUMENT, "student rank %d wants %lld of the %lld chosen columns", rank,
+                       (long long)(half->column_end - half->column_begin), (long long)d->columns);
         }
-        XDI_REQUIRE(ctx, present > 0, XD_ERROR_ARGUMENT, "no rank is a %s", xdi_route_side_names[s]);
+        XD_REQUIRE(ctx, present > 0, XD_ERROR_ARGUMENT, "no rank is a %s", xdi_route_side_names[s]);
     }
     return XD_OK;
 }
@@ -33339,14 +33347,14 @@ static xd_result xdi_route_check_cover(xd_comm *comm, const xdi_route_plan *plan
         const xdi_route_half *shard = &teachers[plan->sources[i]];
         covered += xdi_route_common(shard, window);
         for (int j = 0; j < i; j++)
-            XDI_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
-                        "the shards of teacher ranks %d and %d overlap in part in sample %lld",
-                        xd_comm_world_rank(comm, plan->sources[j]),
-                        xd_comm_world_rank(comm, plan->sources[i]), (long long)sample);
+            XD_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
+                       "the shards of teacher ranks %d and %d overlap in part in sample %lld",
+                       xd_comm_world_rank(comm, plan->sources[j]), xd_comm_world_rank(comm, plan->sources[i]),
+                       (long long)sample);
     }
-    XDI_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
-                "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
-                (long long)covered, (long long)wanted, (long long)sample, xd_comm_world_rank(comm, student));
+    XD_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
+               "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
+               (long long)covered, (long long)wanted, (long long)sample, xd_comm_world_rank(comm, student));
     return XD_OK;
 }
 
@@ -33438,7 +33446,7 @@ static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int 
         const int count = xdi_route_sources(plan, student, sample, plan->sources);
         if (count != last ||
             memcmp(plan->sources, plan->last_sources, (size_t)count * sizeof *plan->sources) != 0)
-            XDI_TRY(xdi_route_check_cover(comm, plan, student, sample, count));
+            XD_TRY(xdi_route_check_cover(comm, plan, student, sample, count));
         last = count;
         memcpy(plan->last_sources, plan->sources, (size_t)count * sizeof *plan->sources);
         xdi_route_note(plan, student, at, count);
@@ -33452,7 +33460,7 @@ static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     plan->piece_count = 0;
     for (int64_t step = 0; step < plan->takes; step++) {
         plan->step_begin[step] = plan->piece_count;
-        for (int s = 0; s < plan->ranks; s++) XDI_TRY(xdi_route_walk_window(comm, plan, s, step));
+        for (int s = 0; s < plan->ranks; s++) XD_TRY(xdi_route_walk_window(comm, plan, s, step));
     }
     plan->step_begin[plan->takes] = plan->piece_count;
     return XD_OK;
@@ -33512,9 +33520,9 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     plan->first = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->still = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->step_begin = (int64_t *)xd_allocate(ctx, ((size_t)plan->takes + 1) * sizeof(int64_t));
-    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
-                XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
-                (long long)plan->takes);
+    XD_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
+               XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
+               (long long)plan->takes);
     for (size_t i = 0; i < cells; i++)
         plan->first[i] = plan->still[i] =
             plan->halves[XDI_ROUTE_TEACHER][i / ((size_t)plan->takes + 1)].batches;
@@ -33524,13 +33532,13 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
 /* What every rank alike, or this one alone, may fail in. */
 static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    XDI_TRY(xdi_route_allocate_tables(ctx, d, plan));
+    XD_TRY(xdi_route_allocate_tables(ctx, d, plan));
     xdi_route_index(d, plan);
-    XDI_TRY(xdi_route_walk(comm, plan));
+    XD_TRY(xdi_route_walk(comm, plan));
     plan->pieces =
         (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
-    XDI_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
-    XDI_TRY(xdi_route_walk(comm, plan));
+    XD_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
+    XD_TRY(xdi_route_walk(comm, plan));
     xdi_route_accumulate(plan);
     return XD_OK;
 }
@@ -33538,7 +33546,7 @@ static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route
 static xd_result xdi_route_check_all(xd_comm *comm, const xd_route_desc *d, const xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     uint8_t *seen = (uint8_t *)xd_allocate(ctx, (size_t)d->samples);
-    XDI_REQUIRE(ctx, seen, XD_ERROR_MEMORY, "no room for %lld samples", (long long)d->samples);
+    XD_REQUIRE(ctx, seen, XD_ERROR_MEMORY, "no room for %lld samples", (long long)d->samples);
     const xd_result result = xdi_route_check_table(comm, d, plan, seen);
     xd_release(ctx, seen);
     return result;
@@ -33554,8 +33562,7 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     plan->sources = (int *)xd_allocate(ctx, 3 * ranks * sizeof *plan->sources);
     plan->halves[0] = (xdi_route_half *)xd_allocate(ctx, 2 * ranks * sizeof *plan->halves[0]);
     const bool room = heads && counts && plan->sources && plan->halves[0];
-    xd_result result =
-        room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
+    xd_result result = room ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) {
         plan->last_sources = plan->sources + ranks;
@@ -33565,7 +33572,7 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     }
     xd_release(ctx, counts);
     xd_release(ctx, heads);
-    XDI_TRY(result);
+    XD_TRY(result);
     result = xdi_route_check_all(comm, d, plan);
     if (result == XD_OK) result = xdi_route_make(comm, d, plan);
     return xd_agree(comm, result);
@@ -33674,12 +33681,12 @@ XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *coun
                                      int rank) {
     const int world_rank = xd_comm_world_rank(route->comm, rank);
     if (route->node)
-        XDI_TRY(xdi_node_watch(route->node, counter, target, rank));
+        XD_TRY(xdi_node_watch(route->node, counter, target, rank));
     else if (rank != route->plan.rank)
-        XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
+        XD_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
-    return XDI_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
-                            world_rank);
+    return XD_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
+                           world_rank);
 }
 
 /* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */
@@ -33756,11 +33763,11 @@ static void xdi_route_close_rows(xd_route *route) {
 
 /* Rows of GPUs; *all false when some rank cannot have them. */
 static xd_result xdi_route_trade_rows(xd_route *route, bool *all) {
-    XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_offer_rows(route), all));
-    if (*all) XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_open_rows(route), all));
+    XD_TRY(xdi_comm_all_can(route->comm, xdi_route_offer_rows(route), all));
+    if (*all) XD_TRY(xdi_comm_all_can(route->comm, xdi_route_open_rows(route), all));
     if (*all) return XD_OK;
     xdi_route_close_rows(route);
-    XDI_TRY(xd_barrier(route->comm)); /* now all have closed them */
+    XD_TRY(xd_barrier(route->comm)); /* now all have closed them */
     route->kernels.memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     return XD_OK;
@@ -33771,10 +33778,10 @@ XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
     size_t total, on_device;
     bool all = true;
     if (xdi_route_lay_rings(route, NULL, &total, &on_device) < 0) /* too large: the same on every rank */
-        XDI_TRY(xdi_node_create(route->comm, total, &route->node));
+        XD_TRY(xdi_node_create(route->comm, total, &route->node));
     if (route->node) {
         xdi_route_lay_rings(route, (char *)xdi_node_memory(route->node), &total, &on_device);
-        if (!on_cpu) XDI_TRY(xdi_route_trade_rows(route, &all));
+        if (!on_cpu) XD_TRY(xdi_route_trade_rows(route, &all));
     }
     if (!all) {
         xdi_node_destroy(route->node);
@@ -33875,8 +33882,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
     if (route->kernels.device == XD_DEVICE_CPU || rows == 0) return XD_OK;
     route->rows[me] = (char *)route->kernels.memory.allocate(route->ctx, rows);
     route->own_rows = route->rows[me];
-    XDI_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
-                rows);
+    XD_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
+               rows);
     return XD_OK;
 }
 
@@ -33887,15 +33894,15 @@ static xd_result xdi_route_place_rings(xd_route *route) {
     void *memory = route->node ? xdi_node_memory(route->node) : NULL;
     const int large = xdi_route_lay_rings(route, NULL, &total, &on_device);
     xd_result result = large < 0 ? XD_OK
-                                 : XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
-                                            xd_comm_world_rank(route->comm, large));
+                                 : XD_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
+                                           xd_comm_world_rank(route->comm, large));
     if (result == XD_OK && own) {
         memory = route->memory = xd_allocate(ctx, total);
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
     }
     if (result == XD_OK && !route->node) result = xdi_route_place_rows(route);
-    XDI_TRY(xd_agree(route->comm, result));
-    if (!own && !memory) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    XD_TRY(xd_agree(route->comm, result));
+    if (!own && !memory) XD_TRY(xdi_threads_share(route->comm, total, &memory));
     route->bytes += total + on_device;
     route->left = (uint64_t *)memory;
     xdi_route_lay_rings(route, (char *)memory, &total, &on_device);
@@ -33922,14 +33929,14 @@ static xd_result xdi_route_make_links(xd_route *route) {
     const bool fits =
         xdi_size_multiply((size_t)slots + 2, (size_t)route->plan.ranks * sizeof(int64_t), &words);
     if (fits) route->links = (int64_t *)xd_allocate(route->ctx, words);
-    XDI_REQUIRE(route->ctx, route->links, XD_ERROR_MEMORY, "no room for the events of %lld slots",
-                (long long)slots);
+    XD_REQUIRE(route->ctx, route->links, XD_ERROR_MEMORY, "no room for the events of %lld slots",
+               (long long)slots);
     *xdi_route_link(route, route->plan.rank, 0) = (int64_t)(intptr_t)route->own_rows;
     for (int64_t i = 1; i <= slots + 1; i++) {
         if (!xdi_route_has_side(route, i <= slots ? XDI_ROUTE_TEACHER : XDI_ROUTE_STUDENT)) continue;
         void *event = route->kernels.memory.event_create(route->ctx);
-        XDI_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
-                    (long long)slots);
+        XD_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
+                   (long long)slots);
         *xdi_route_link(route, route->plan.rank, i) = (int64_t)(intptr_t)event;
     }
     return XD_OK;
@@ -33937,9 +33944,9 @@ static xd_result xdi_route_make_links(xd_route *route) {
 
 static xd_result xdi_route_trade_links(xd_route *route) {
     if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
-    XDI_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
-    XDI_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
-                                      (int64_t)route->d.slots + 2, XD_DTYPE_I64));
+    XD_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
+    XD_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
+                                     (int64_t)route->d.slots + 2, XD_DTYPE_I64));
     route->linked = true;
     for (int r = 0; r < route->plan.ranks; r++)
         route->rows[r] = (char *)(intptr_t)*xdi_route_link(route, r, 0);
@@ -34097,9 +34104,9 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
         route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
         room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
     }
-    return xd_agree(
-        route->comm,
-        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
+    return xd_agree(route->comm,
+                    room ? XD_OK
+                         : XD_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
 }
 
 /* ---- the whole ---- */
@@ -34113,18 +34120,18 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
     route->id_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->id_bytes);
     route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
     const bool room = route->rings && route->rows && route->row_bytes && route->id_bytes && route->used_by;
-    XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
-                                                  "no room for the rings of %d ranks", plan->ranks)));
+    XD_TRY(xd_agree(route->comm, room ? XD_OK
+                                      : XD_FAIL(route->ctx, XD_ERROR_MEMORY,
+                                                "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
     if (route->shared && plan->ranks > 1 && !xdi_threads_has(route->comm))
-        XDI_TRY(xdi_route_share_node(route));
-    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
-                "messages of a GPU's rows between %d ranks, which the communicator does not move",
-                plan->ranks);
-    XDI_TRY(xdi_route_place_rings(route));
-    XDI_TRY(xdi_route_trade_links(route));
+        XD_TRY(xdi_route_share_node(route));
+    XD_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+               "messages of a GPU's rows between %d ranks, which the communicator does not move",
+               plan->ranks);
+    XD_TRY(xdi_route_place_rings(route));
+    XD_TRY(xdi_route_trade_links(route));
     return xdi_route_place_buffers(route);
 }
 
@@ -34180,7 +34187,7 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
         cast->target_dtype = to->dtype;
         cast->source_dtype = from->dtype;
         if (r + 1 < rows && r % XDI_ROUTE_CASTS + 1 < XDI_ROUTE_CASTS) continue;
-        XDI_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
+        XD_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
     }
     return XD_OK;
 }
@@ -34194,29 +34201,29 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
 /* ---- checks ---- */
 
 static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
-    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
-                XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
-                (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
-    XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
-                "a %s side of %d spans, but none are given", name, side->span_count);
+    XD_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
+               XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+               (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
+    XD_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
+               "a %s side of %d spans, but none are given", name, side->span_count);
     return XD_OK;
 }
 
 static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
-                (int)d->payload);
-    XDI_REQUIRE(ctx,
-                d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
-                    d->length <= INT32_MAX && d->columns <= INT32_MAX,
-                XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
-                (long long)d->samples, (long long)d->length, (long long)d->columns);
-    XDI_REQUIRE(ctx,
-                (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
-                    (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
-                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
-                xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
-    XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
-    XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
+    XD_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
+               (int)d->payload);
+    XD_REQUIRE(ctx,
+               d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
+                   d->length <= INT32_MAX && d->columns <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
+               (long long)d->samples, (long long)d->length, (long long)d->columns);
+    XD_REQUIRE(ctx,
+               (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
+                   (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
+               XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
+               xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
+    XD_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
     return xdi_route_check_side(ctx, &d->student, "student");
 }
 
@@ -34239,7 +34246,7 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
 /* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
  * later window needs. That can be more than was ever read, so it is told before the first window too. */
 static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
-    XDI_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
+    XD_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
     route->told = number;
     if (!xdi_route_is_late(route)) xdi_route_release_before(route, number);
     return XD_OK;
@@ -34249,28 +34256,28 @@ static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
 
 /* The work of the ranks that have a side. */
 static xd_result xdi_route_build(xd_route *route) {
-    XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
+    XD_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
     const xdi_route_plan *plan = &route->plan;
     const int64_t needed = xdi_route_plan_slots(plan);
-    XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
-                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
-                route->d.slots, (long long)needed);
+    XD_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
+               XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
+               route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages;
-    XDI_TRY(xdi_route_place(route));
+    XD_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);
 }
 
 static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
     const bool takes_part = route->d.teacher.sample_count > 0 || route->d.student.sample_count > 0;
-    XDI_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
+    XD_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
     const xd_result built = route->comm ? xdi_route_build(route) : XD_OK;
-    XDI_TRY(xd_agree(comm, built));
+    XD_TRY(xd_agree(comm, built));
     int sides = route->comm ? 1 : 0;
-    XDI_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
-    XDI_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
+    XD_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
+    XD_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
     return XD_OK;
 }
 
@@ -34282,11 +34289,11 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     const xd_route_span whole = { 0, d.length };
     xdi_route_default_side(&d, &whole, &d.teacher);
     xdi_route_default_side(&d, &whole, &d.student);
-    XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
-    XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
-    XDI_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
+    XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
+    XD_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
-    xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
+    xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
         route->ctx = ctx;
         route->kernels = xd_ctx_kernels(ctx);
@@ -34378,7 +34385,7 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
         const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -34398,7 +34405,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xd_rows from =
             xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
@@ -34427,16 +34434,16 @@ static xd_result xdi_route_exchange(xd_route *route) {
     const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
     int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
     memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
-    XDI_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
+    XD_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
         in[p->teacher] += p->positions * p->columns;
         if (p->brings_ids) ids_in[p->teacher] += route->d.columns;
     }
-    XDI_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
+    XD_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
     if (route->d.payload == XD_ROUTE_COLUMNS)
-        XDI_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
+        XD_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
     route->exchanged++;
     xdi_route_begins(in, ranks);
     xdi_route_begins(ids_in, ranks);
@@ -34452,7 +34459,7 @@ static xd_result xdi_route_catch_up(xd_route *route) {
         const uint64_t need =
             xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
         if (route->posted < need || route->posted <= begun) return XD_OK;
-        XDI_TRY(xdi_route_exchange(route));
+        XD_TRY(xdi_route_exchange(route));
     }
 }
 
@@ -34461,7 +34468,7 @@ static xd_result xdi_route_catch_up(xd_route *route) {
 /* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
     const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
-    XDI_TRY(xdi_route_watch(route, released, target, student));
+    XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
 
@@ -34476,10 +34483,10 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
         own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
     else if (route->used_by[me])
         own = xdi_route_needed_at(route, me, route->told, route->plan.still) < target;
-    XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
-                "all %d slots are full and this rank's own student side has to take first", route->d.slots);
+    XD_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
+               "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
-        if (route->used_by[s]) XDI_TRY(xdi_route_wait_reader(route, s, target));
+        if (route->used_by[s]) XD_TRY(xdi_route_wait_reader(route, s, target));
     return XD_OK;
 }
 
@@ -34489,16 +34496,16 @@ static int64_t xdi_route_next_samples(const xd_route *route) {
 }
 
 static xd_result xdi_route_check_teacher(const xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
-                XD_ERROR_STATE, "this rank has no teacher side");
+    XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
+               XD_ERROR_STATE, "this rank has no teacher side");
     return XD_OK;
 }
 
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
-    XDI_TRY(xdi_route_check_teacher(route));
+    XD_TRY(xdi_route_check_teacher(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
     const int me = route->plan.rank;
-    if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
+    if (!route->open) XD_TRY(xdi_route_wait_slot(route));
     route->open = true;
     rows->data = xdi_route_slot_rows(route, me, route->posted);
     rows->dtype = route->d.wire;
@@ -34510,9 +34517,9 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
-    XDI_TRY(xdi_route_check_teacher(route));
-    XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
-    XDI_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
+    XD_TRY(xdi_route_check_teacher(route));
+    XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    XD_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
     route->open = false;
     route->posted++;
     if (xdi_route_is_late(route)) return XD_OK;
@@ -34527,34 +34534,33 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
     const int64_t count = xdi_route_next_samples(route) * half->held;
     const int64_t columns = half->column_end - half->column_begin;
-    XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(route->ctx,
-                rows->rows == count && rows->cols == columns &&
-                    (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
-                XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
-                (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
-                (long long)columns);
-    XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
-                "chosen columns without their ids");
-    XDI_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
-                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
-                rows->data);
-    XDI_REQUIRE(route->ctx,
-                !ids || route->kernels.device == XD_DEVICE_CPU ||
-                    !route->kernels.memory.owns(route->ctx, ids),
-                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
+    XD_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XD_REQUIRE(route->ctx,
+               rows->rows == count && rows->cols == columns &&
+                   (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
+               XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
+               (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
+               (long long)columns);
+    XD_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
+               "chosen columns without their ids");
+    XD_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+               XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
+               rows->data);
+    XD_REQUIRE(route->ctx,
+               !ids || route->kernels.device == XD_DEVICE_CPU || !route->kernels.memory.owns(route->ctx, ids),
+               XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
-    XDI_TRY(xdi_route_check_teacher(route));
-    XDI_TRY(xdi_route_check_rows_sent(route, &rows, ids));
+    XD_TRY(xdi_route_check_teacher(route));
+    XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
     xd_rows slot;
     int64_t *slot_ids = NULL;
-    XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
+    XD_TRY(xd_route_slot(route, &slot, &slot_ids));
     if (!rows.stride) rows.stride = rows.cols;
-    XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
+    XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -34563,7 +34569,7 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
 /* ---- a student's turn ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
-    XDI_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
+    XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
@@ -34575,10 +34581,10 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         if (p->student != plan->rank) continue;
         const uint64_t number =
             round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
-        XDI_TRY(xdi_route_wait_piece(route, p, number));
+        XD_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
@@ -34601,17 +34607,17 @@ static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, 
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
-                XD_ERROR_STATE, "this rank has no student side");
-    XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
+    XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
+               XD_ERROR_STATE, "this rank has no student side");
+    XD_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
     const uint64_t due = xdi_route_due(route, route->taken);
-    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
-                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
+    XD_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
+               "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
     return XD_OK;
 }
 
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
-    XDI_TRY(xdi_route_check_take(route));
+    XD_TRY(xdi_route_check_take(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
     const uint64_t takes = (uint64_t)route->plan.takes, round = route->taken / takes;
     const int64_t step = (int64_t)(route->taken % takes);
@@ -34624,7 +34630,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
     window.rows.cols = window.rows.stride = half->column_end - half->column_begin;
     if (route->d.payload == XD_ROUTE_COLUMNS) window.ids = route->window_ids;
     const bool view = xdi_route_is_view(route, step);
-    XDI_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
+    XD_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
     if (view) xdi_route_look(route, step, round, &window);
     route->holds = true;
     *out = window;
@@ -34632,7 +34638,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
     const uint64_t takes = (uint64_t)route->plan.takes;
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;
@@ -34659,15 +34665,15 @@ typedef struct xdi_columns {
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
                                    const xd_rows *values) {
-    XDI_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
-                "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
-    XDI_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
-    XDI_REQUIRE(ctx,
-                values->rows == logits->rows && values->cols == k &&
-                    (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
-                XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-                (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
+    XD_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
+    XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
+    XD_REQUIRE(ctx,
+               values->rows == logits->rows && values->cols == k &&
+                   (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
+               XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
+               (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
     return XD_OK;
 }
 
@@ -34696,7 +34702,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.ids = ids;
     a.ids_count = c->k;
     a.parts = c->picked;
-    XDI_TRY(c->kernels.softmax.pick(&launch, &a));
+    XD_TRY(c->kernels.softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
 }
@@ -34707,8 +34713,8 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     const uint8_t *mask = c->mask ? c->mask + b * c->held : NULL;
     int64_t *ids = c->ids + b * c->k;
     xd_rows from;
-    XDI_TRY(xd_select_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
-    XDI_TRY(xdi_columns_pick(ctx, c, &rows, ids));
+    XD_TRY(xd_vocab_topk_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
+    XD_TRY(xdi_columns_pick(ctx, c, &rows, ids));
     from.data = c->picked;
     from.dtype = XD_DTYPE_F64;
     from.rows = c->held;
@@ -34716,9 +34722,9 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     return xdi_route_copy(ctx, &c->kernels, &from, &to);
 }
 
-XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                    xd_rows values) {
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      xd_rows values) {
     xd_comm *tp = xd_vocab_describe(vocab).tp;
     xdi_columns c;
     xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
@@ -34733,7 +34739,7 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
         c.picked = (double *)xdi_call_memory(ctx, ((size_t)(c.held * k) + 1) * sizeof *c.picked);
         c.ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * k) + 1) * sizeof *c.ids);
         if (!c.picked || !c.ids)
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
     }
     result = xdi_vocab_agree(tp, comm, result);
     for (int64_t b = 0; b < sequences && result == XD_OK; b++)
@@ -35162,21 +35168,20 @@ XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken
 
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT,
-                "teacher %d has %lld chunks", index, (long long)t->chunks);
-    XDI_REQUIRE(ctx,
-                (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
-                XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
+    XD_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT, "teacher %d has %lld chunks",
+               index, (long long)t->chunks);
+    XD_REQUIRE(ctx, (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
+               XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
     for (int64_t i = 0; i < d->student.rows; i++)
-        XDI_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
-                    (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
+        XD_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
+                   (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
     for (int64_t i = 0; i < t->logits.rows; i++)
-        XDI_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
-                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
-    XDI_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
-                "exact_only, but teacher %d does not say which chunks are exact", index);
+        XD_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
+                   (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
+    XD_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
+               "exact_only, but teacher %d does not say which chunks are exact", index);
     return XD_OK;
 }
 
@@ -35185,62 +35190,62 @@ static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, i
 static xd_result xdi_xtoken_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
                                       int64_t size, bool ascending) {
     for (int64_t i = 0; i < count; i++)
-        XDI_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
-                    "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
+        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
+                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
     for (int64_t i = 1; i < count && ascending; i++)
-        XDI_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
-                    (int)ids[i], (int)ids[i - 1]);
+        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
+                   (int)ids[i], (int)ids[i - 1]);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_gold(xd_ctx *ctx, const xd_xtoken_teacher *t, int index, int64_t size) {
     const int64_t teacher = xdi_xtoken_vocabulary(t);
     const xd_exact_map *map = t->map;
-    XDI_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
+    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
+    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
+    XD_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
+    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
     return xdi_xtoken_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
 }
 
 static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                             int64_t size) {
-    XDI_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
-    XDI_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-                (long long)t->projection->student_size, (long long)size);
-    XDI_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
-                (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
+    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XD_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+               (long long)t->projection->student_size, (long long)size);
+    XD_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
+               (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t size = xdi_xtoken_vocabulary(t), k = xdi_xtoken_columns(d, t, size);
-    XDI_REQUIRE(ctx,
-                t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
-                    d->mode != XD_XTOKEN_SELECT,
-                XD_ERROR_ARGUMENT,
-                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
-                (int)t->kind);
+    XD_REQUIRE(ctx,
+               t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
+                   d->mode != XD_XTOKEN_SELECT,
+               XD_ERROR_ARGUMENT,
+               "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
+               (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
         const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
-        XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
-                    "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
-                    (long long)last, (long long)size);
+        XD_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
+                   "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
+                   (long long)last, (long long)size);
     }
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
-                "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
-                (long long)d->student.rows);
-    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
-                "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
-                (long long)xdi_xtoken_vocabulary(t), (long long)size);
+    XD_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
+               "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
+               (long long)d->student.rows);
+    XD_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
+               "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
+               (long long)xdi_xtoken_vocabulary(t), (long long)size);
     return XD_OK;
 }
 
@@ -35248,38 +35253,38 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
-    XDI_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
-    XDI_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
-                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
-                (long long)d->sequences);
+    XD_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
+    XD_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
+               "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
+               (long long)d->sequences);
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
     const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
-    XDI_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
-                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
-                t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
-    if (t->column_ids) XDI_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
-    XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
-                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
-                (long long)y->cols);
-    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
-                "teacher %d has no labels to be scored by", index);
+    XD_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
+               "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
+               t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
+    XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
+               "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
+               (long long)y->cols);
+    XD_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+               "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-                "teacher %d is of kind %d", index, (int)t->kind);
-    XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
-                                       : xdi_xtoken_check_known(ctx, d, index));
-    XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
-                XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
-                t->denominator_value);
-    XDI_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
-                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XD_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
+               "teacher %d is of kind %d", index, (int)t->kind);
+    XD_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
+                                      : xdi_xtoken_check_known(ctx, d, index));
+    XD_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
+               t->denominator_value);
+    XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
+               "teacher %d has a vocabulary of 1: nothing to normalise by", index);
     if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
-    XDI_TRY(xdi_xtoken_check_chunks(ctx, d, index));
+    XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
     if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
     if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
@@ -35287,42 +35292,40 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
 }
 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
-                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
-                (long long)d->tail, (long long)d->tile);
-    XDI_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha),
-                XD_ERROR_ARGUMENT, "weights %g and %g and alpha %g must be finite", d->kd_weight,
-                d->ce_weight, d->alpha);
-    XDI_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
-                "denominator %g must be finite and not negative", d->token_denominator);
-    XDI_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
-                "balance needs labels: there is no CE without");
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+               XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
+               (long long)d->tail, (long long)d->tile);
+    XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
+               "weights %g and %g and alpha %g must be finite", d->kd_weight, d->ce_weight, d->alpha);
+    XD_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
+               "denominator %g must be finite and not negative", d->token_denominator);
+    XD_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+               "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
-        XDI_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
-                    "sample weight %g of sequence %lld is negative or not finite",
-                    (double)d->sample_weight[b], (long long)b);
+        XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
+                   "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
+                   (long long)b);
     for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
-        XDI_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
-                    "weight %g of row %lld is negative or not finite", (double)d->row_weight[i],
-                    (long long)i);
+        XD_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
+                   "weight %g of row %lld is negative or not finite", (double)d->row_weight[i], (long long)i);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
     double weights = 0.0;
-    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_XTOKEN_SELECT, XD_ERROR_ARGUMENT, "mode %d",
-                (int)d->mode);
-    XDI_REQUIRE(ctx, (int)d->score >= 0 && (int)d->score <= (int)XD_XTOKEN_SCORE_MAX_PROB, XD_ERROR_ARGUMENT,
-                "score %d", (int)d->score);
-    XDI_REQUIRE(ctx,
-                d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
-                XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
+    XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_XTOKEN_SELECT, XD_ERROR_ARGUMENT, "mode %d",
+               (int)d->mode);
+    XD_REQUIRE(ctx, (int)d->score >= 0 && (int)d->score <= (int)XD_XTOKEN_SCORE_MAX_PROB, XD_ERROR_ARGUMENT,
+               "score %d", (int)d->score);
+    XD_REQUIRE(ctx,
+               d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
+               XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
     for (int i = 0; i < d->teacher_count; i++)
         weights += d->teachers[i].weight == 0.0 ? 1.0 : d->teachers[i].weight;
-    XDI_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
-                "the weights of averaged teachers sum to %g", weights);
+    XD_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
+               "the weights of averaged teachers sum to %g", weights);
     return XD_OK;
 }
 
@@ -35330,27 +35333,27 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
     if (!d->gradient.data) return XD_OK;
-    XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
-    XDI_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
-                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
-    XDI_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
-                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
-                xd_dtype_name(d->gradient.dtype));
+    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    XD_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+               "%d teachers need a gradient apart from the student's logits", d->teacher_count);
+    XD_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
+               xd_dtype_name(d->gradient.dtype));
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
-                d->teacher_count);
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    XDI_REQUIRE(ctx, d->sequences > 0 && d->sequences <= INT32_MAX && d->student.rows % d->sequences == 0,
-                XD_ERROR_SHAPE, "student has %lld rows for %lld sequences", (long long)d->student.rows,
-                (long long)d->sequences);
-    XDI_TRY(xdi_xtoken_check_numbers(ctx, d));
-    XDI_TRY(xdi_xtoken_check_mode(ctx, d));
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
+               d->teacher_count);
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_REQUIRE(ctx, d->sequences > 0 && d->sequences <= INT32_MAX && d->student.rows % d->sequences == 0,
+               XD_ERROR_SHAPE, "student has %lld rows for %lld sequences", (long long)d->student.rows,
+               (long long)d->sequences);
+    XD_TRY(xdi_xtoken_check_numbers(ctx, d));
+    XD_TRY(xdi_xtoken_check_mode(ctx, d));
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    for (int i = 0; i < d->teacher_count; i++) XDI_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
+    for (int i = 0; i < d->teacher_count; i++) XD_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
     return xdi_xtoken_check_gradient(ctx, d);
 }
 
@@ -35390,8 +35393,8 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
 
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second) {
-    XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, first, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, second, cells, count));
     if (x->fixed) xdi_cells_settle(cells, count);
     return XD_OK;
 }
@@ -35521,8 +35524,8 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
     xd_result result = xd_vocab_create(x->ctx, NULL, 0, size, size, &columns);
     result = xdi_vocab_agree(x->d.sequence_comm, NULL, result);
     if (result == XD_OK)
-        result = xd_select_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm, term->k,
-                                   x->ids, NULL);
+        result = xd_vocab_topk_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm,
+                                       term->k, x->ids, NULL);
     xd_vocab_destroy(columns);
     return xdi_vocab_agree(x->vocab.tp, NULL, result);
 }
@@ -35688,11 +35691,11 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
     xd_arena plan = xd_arena_over(NULL, 0), host_plan = plan, work, host = plan;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
-    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (x->on_device) {
         x->memory = xd_allocate(x->ctx, host_plan.peak);
-        XDI_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
+        XD_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
         host = xd_arena_over(x->memory, host_plan.peak);
     }
     if (!memory) {
@@ -35701,20 +35704,20 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
             memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
         else
             memory = x->memory = xd_allocate(x->ctx, bytes);
-        XDI_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     work = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
+    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
     return XD_OK;
 }
 
 /* Everything up to the first exchange, on this rank alone. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    XDI_TRY(xdi_xtoken_validate(ctx, &d));
+    XD_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
-    XDI_TRY(xdi_xtoken_provide(x, desc));
+    XD_TRY(xdi_xtoken_provide(x, desc));
     for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
     return x->on_device ? xdi_xtoken_device_open(x) : XD_OK;
 }
@@ -35739,7 +35742,7 @@ static double xdi_xtoken_row_weight(xdi_xtoken *x, int64_t row) {
  * those of one rank. */
 static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, int64_t *argmax) {
     const xd_rows *z = &x->d.student;
-    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
+    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
     if (!x->fixed) return XD_OK;
     for (int64_t row = 0; row < z->rows; row++) {
         lse[row] = -INFINITY;
@@ -35747,12 +35750,12 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
             if (!(xdi_loss_load(z, row, v) / temperature <= lse[row]))
                 lse[row] = xdi_loss_load(z, row, v) / temperature;
     }
-    if (x->vocab.tp) XDI_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
+    if (x->vocab.tp) XD_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
     xdi_xtoken_zero(x, x->row_sums, z->rows);
     for (int64_t row = 0; row < z->rows; row++)
         for (int64_t v = 0; v < x->columns; v++)
             xdi_xtoken_add(x, x->row_sums, row, exp(xdi_loss_load(z, row, v) / temperature - lse[row]));
-    XDI_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
     for (int64_t row = 0; row < z->rows; row++) lse[row] += log(x->row_sums[row]);
     return XD_OK;
 }
@@ -35760,13 +35763,13 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
 /* Statistics of the student's rows, and the log-probabilities of their labels. */
 static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
-    XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
+    XD_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
     if (!d->labels) return XD_OK;
     if (d->temperature == 1.0)
         memcpy(x->lse_one, x->lse, (size_t)d->student.rows * sizeof *x->lse);
     else
-        XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
-    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+        XD_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
     for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->lse_one[row];
     return XD_OK;
 }
@@ -35774,7 +35777,7 @@ static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
 /* Which rows count, and by how much their cross entropy does. */
 static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
-    XDI_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
+    XD_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
     for (int64_t row = 0; row < d->student.rows; row++) {
         const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
         x->ce_factor[row] = 0.0;
@@ -35808,8 +35811,8 @@ static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
                                    x->d.sequence_comm };
     if (t->kind == XD_XTOKEN_SAME) return XD_OK;
-    XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    XDI_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    XD_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
+    XD_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
     return t->kind == XD_XTOKEN_LIKELIHOOD ? XD_OK : xdi_xtoken_share(x, term);
 }
 
@@ -35836,12 +35839,12 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     xdi_xtoken_zero(x, x->sums, 1 + 3 * n);
     for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_add(x, x->sums, 0, x->row_weight[row]);
     for (int i = 0; i < n; i++) {
-        XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
+        XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
         if (score != XD_XTOKEN_SCORE_NONE)
-            XDI_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
+            XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
     x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
     for (int i = 0; i < n; i++) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->sums[1 + i]);
@@ -35866,14 +35869,14 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_term *term = &x->terms[i];
         if (!term->active) continue;
-        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
-        if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
-        if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
-        if (term->teacher->kind == XD_XTOKEN_CACHED) XDI_TRY(xdi_xtoken_cached(x, term));
-        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XDI_TRY(xdi_xtoken_likelihood(x, term));
+        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XD_TRY(xdi_xtoken_projected(x, term));
+        if (term->teacher->kind == XD_XTOKEN_GOLD) XD_TRY(xdi_xtoken_gold(x, term));
+        if (term->teacher->kind == XD_XTOKEN_SAME) XD_TRY(xdi_xtoken_same(x, term));
+        if (term->teacher->kind == XD_XTOKEN_CACHED) XD_TRY(xdi_xtoken_cached(x, term));
+        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XD_TRY(xdi_xtoken_likelihood(x, term));
     }
     for (int64_t row = 0; row < x->d.student.rows && write; row++)
-        if (!x->written[row]) XDI_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
+        if (!x->written[row]) XD_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
     return XD_OK;
 }
 
@@ -35885,8 +35888,8 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
     int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
     double named[2] = { (double)x->found.first_row, x->found.first_value };
-    XDI_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
-    XDI_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
+    XD_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
+    XD_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
     x->found.first_row = (int64_t)named[0];
     x->found.first_value = named[1];
     return XD_OK;
@@ -35896,8 +35899,8 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XDI_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                            x->d.comm, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                           x->d.comm, NULL));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -35950,21 +35953,21 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
 static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     const bool write = x->d.gradient.data != NULL;
     xd_xtoken_values values;
-    XDI_TRY(xdi_xtoken_rows(x));
-    XDI_TRY(xdi_xtoken_denominators(x));
-    if (x->on_device) XDI_TRY(xdi_xtoken_device_begin(x));
+    XD_TRY(xdi_xtoken_rows(x));
+    XD_TRY(xdi_xtoken_denominators(x));
+    if (x->on_device) XD_TRY(xdi_xtoken_device_begin(x));
     x->found_in_rows = x->found;
     if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
-    XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
-    XDI_TRY(xdi_xtoken_finish(x));
+    XD_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
+    XD_TRY(xdi_xtoken_finish(x));
     values = xdi_xtoken_result(x);
     if (x->d.balance) {
         x->kd_weight = values.balance;
-        if (write) XDI_TRY(xdi_xtoken_pass(x, true));
-        if (write) XDI_TRY(xdi_xtoken_finish(x));
+        if (write) XD_TRY(xdi_xtoken_pass(x, true));
+        if (write) XD_TRY(xdi_xtoken_finish(x));
         values = xdi_xtoken_result(x);
     }
-    XDI_TRY(xdi_xtoken_report(x));
+    XD_TRY(xdi_xtoken_report(x));
     for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
     *out = values;
@@ -36025,12 +36028,12 @@ static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, 
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
-    XDI_TRY(x->kernels.project(&x->launch, &a));
+    XD_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
                                 xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
     a.place_count = tile->count;
-    XDI_TRY(x->kernels.target(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
+    XD_TRY(x->kernels.target(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
     return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
 }
 
@@ -36084,8 +36087,8 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     a.chunks = x->chunks;
     a.cells = x->row_delta;
     xdi_xtoken_zero(x, x->row_delta, a.count);
-    if (a.count > 0) XDI_TRY(x->kernels.delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
+    if (a.count > 0) XD_TRY(x->kernels.delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
     a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
     for (int64_t i = 0; i < a.count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
@@ -36097,7 +36100,7 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
 
 static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
     const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
-    XDI_TRY(xdi_projected_sums(x, term, tile));
+    XD_TRY(xdi_projected_sums(x, term, tile));
     for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     a.place_count = tile->count;
@@ -36107,7 +36110,7 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, c
     a.chunks = x->chunks;
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
-    XDI_TRY(x->kernels.divergence(&x->launch, &a));
+    XD_TRY(x->kernels.divergence(&x->launch, &a));
     for (int64_t i = 0; i < tile->count; i++)
         xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
@@ -36124,7 +36127,7 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     if (term->teacher->column_ids)
         xdi_projected_given(x, term, b);
     else
-        XDI_TRY(xdi_xtoken_choose(x, term, b));
+        XD_TRY(xdi_xtoken_choose(x, term, b));
     xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
                             x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
     x->matrix.columns = x->columns;
@@ -36138,10 +36141,10 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
 
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
+        if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
         for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            XDI_TRY(xdi_projected_run(x, term, &tile));
+            XD_TRY(xdi_projected_run(x, term, &tile));
         }
     }
     return XD_OK;
@@ -36292,7 +36295,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
             continue;
         l->projection = *x->d.teachers[i].projection;
         if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
-        XDI_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
+        XD_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
         l->projection = l->copied;
     }
     return XD_OK;
@@ -36303,7 +36306,7 @@ XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
     const xd_device_ops memory = x->device.kernels.memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
     for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
-        xd_projection_drop(x->ctx, &x->device.lists[i].copied);
+        xd_projection_unload(x->ctx, &x->device.lists[i].copied);
         xdi_xtoken_device_cached_close(x, &x->device.lists[i]);
     }
     memory.release(x->ctx, x->device.memory);
@@ -36330,16 +36333,16 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int6
 /* In INVARIANT mode relative to the whole row's maximum, as on a CPU. */
 static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) {
     const xd_rows *z = &x->d.student;
-    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
+    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
     if (!x->fixed) return XD_OK;
-    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     a.temperature = temperature;
     a.row_lse = lse;
     a.cells = x->student;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
-    XDI_TRY(x->kernels.row_sums(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XD_TRY(x->kernels.row_sums(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
     return x->kernels.row_logs(&x->launch, &a);
 }
 
@@ -36351,12 +36354,11 @@ static xd_result xdi_staged_moments(const xdi_xtoken *x, const xd_xtoken_args *a
     for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
     all.count = a->logits.rows;
     all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
-    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
-                            XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
+                           XD_COPY_TO_DEVICE));
     if (a->labels) {
         all.labels = v->teacher_labels;
-        XDI_TRY(
-            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
+        XD_TRY(xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
     }
     return x->kernels.moments(&x->launch, &all);
 }
@@ -36370,10 +36372,10 @@ static xd_result xdi_staged_likelihoods(const xdi_xtoken *x) {
         xd_xtoken_args a = xdi_xtoken_teacher_args(x, &x->terms[i], 0);
         a.labels = t->labels;
         a.moments = l->moments;
-        XDI_TRY(xdi_staged_moments(x, &a));
-        XDI_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
-                                (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
-                                XD_COPY_TO_HOST));
+        XD_TRY(xdi_staged_moments(x, &a));
+        XD_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
+                               (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
+                               XD_COPY_TO_HOST));
     }
     return XD_OK;
 }
@@ -36382,15 +36384,15 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const size_t bytes = (size_t)d->student.rows * 8;
     xdi_xtoken_device *v = &x->device;
-    XDI_TRY(xdi_staged_lse(x, d->temperature, x->lse));
+    XD_TRY(xdi_staged_lse(x, d->temperature, x->lse));
     if (!d->labels) return XD_OK;
-    XDI_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
-    XDI_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
-    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
-    XDI_TRY(xdi_staged_likelihoods(x));
-    XDI_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
-    XDI_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
-    XDI_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
+    XD_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
+    XD_TRY(xdi_staged_likelihoods(x));
+    XD_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
     for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->row_sums[row];
     return XD_OK;
 }
@@ -36399,7 +36401,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xto
                                                double *moments) {
     xd_xtoken_args there = *a;
     there.moments = x->device.moments;
-    XDI_TRY(xdi_staged_moments(x, &there));
+    XD_TRY(xdi_staged_moments(x, &there));
     return xd_read(x->ctx, moments, there.moments,
                    (size_t)a->logits.rows * XD_XTOKEN_MOMENTS * sizeof *moments);
 }
@@ -36453,7 +36455,7 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     const xd_xtoken_teacher *t = term->teacher;
     int64_t tiles = 0;
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
-        XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
+        XD_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
         for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
         return XD_OK;
     }
@@ -36482,11 +36484,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xto
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
     const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
-    XDI_TRY(
-        kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
-                              XD_MAX));
+        XD_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
+                             XD_MAX));
     memset(&a, 0, sizeof a);
     a.logits.data = x->device.maxima;
     a.logits.dtype = XD_DTYPE_F32;
@@ -36495,7 +36496,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xto
     a.k = term->k;
     a.values = x->device.values;
     a.ids = x->ids;
-    XDI_TRY(kernels->topk.select(&x->launch, &a));
+    XD_TRY(kernels->topk.select(&x->launch, &a));
     return kernels->rows.sort_ids(&x->launch, x->ids, term->k);
 }
 
@@ -36508,7 +36509,7 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
         *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
         *in_rows = *ids + term->k;
     } else {
-        XDI_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
+        XD_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
         *ids = *in_rows = x->ids;
     }
     a.ids = *ids;
@@ -36567,11 +36568,11 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     const int64_t count = w->student.place_count * w->student.k;
     const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
                                   (const char *)x->student);
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
-    XDI_TRY(x->kernels.project(&x->launch, &w->student));
-    XDI_TRY(x->kernels.target(&x->launch, &w->teacher));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
+    XD_TRY(x->kernels.project(&x->launch, &w->student));
+    XD_TRY(x->kernels.target(&x->launch, &w->teacher));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
     w->student.student = x->fixed ? x->device.settled : w->student.cells;
     w->student.teacher = w->student.student + count;
     if (!x->fixed) return XD_OK;
@@ -36584,10 +36585,10 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
 static xd_result xdi_staged_gradient(const xdi_xtoken *x, const xdi_staged_tile *w) {
     xd_xtoken_args a = w->student;
     a.cells = w->row_cells;
-    XDI_TRY(x->kernels.delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    XD_TRY(x->kernels.delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
     a.delta = a.out;
     return x->kernels.gradient(&x->launch, &a);
 }
@@ -36596,15 +36597,15 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
     const int64_t *ids = NULL, *in_rows = NULL;
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XDI_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
+        if (b == 0 || !x->d.compat) XD_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
         for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             xdi_staged_tile w = xdi_staged_tile_of(x, term, l, &tile, index);
             w.student.ids = ids;
             w.teacher.ids = in_rows;
-            XDI_TRY(xdi_staged_sums(x, &w));
-            XDI_TRY(x->kernels.divergence(&x->launch, &w.student));
-            if (x->write) XDI_TRY(xdi_staged_gradient(x, &w));
+            XD_TRY(xdi_staged_sums(x, &w));
+            XD_TRY(x->kernels.divergence(&x->launch, &w.student));
+            if (x->write) XD_TRY(xdi_staged_gradient(x, &w));
         }
     }
     return XD_OK;
@@ -36615,7 +36616,7 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
 /* The divergences of all chunks, and what they add to the sums. */
 static xd_result xdi_staged_take_home(xdi_xtoken *x) {
     const size_t skip = x->device.list_bytes - x->device.chunk_bytes;
-    XDI_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
+    XD_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
         const xdi_xtoken_lists *l = &x->device.lists[i];
@@ -36659,7 +36660,7 @@ static xd_result xdi_staged_run(xdi_xtoken *x, const xdi_xtoken_term *term, cons
 XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active && x->terms[i].teacher->kind == XD_XTOKEN_CACHED)
-            XDI_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
+            XD_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
     return XD_OK;
 }
 
@@ -36667,16 +36668,16 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     xdi_xtoken_device *v = &x->device;
     int64_t rest = 0;
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XDI_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
+        if (x->terms[i].active) XD_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
-    XDI_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
-    XDI_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
+    XD_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XDI_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
+        if (x->terms[i].active) XD_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {
         const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
-        XDI_TRY(x->kernels.gradient(&x->launch, &a));
+        XD_TRY(x->kernels.gradient(&x->launch, &a));
     }
     return xdi_staged_take_home(x);
 }
@@ -36725,9 +36726,9 @@ static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_
 static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gold *g) {
     const int64_t count = g->student.columns + g->teacher.columns;
     xd_xtoken_args a = g->student;
-    XDI_TRY(x->kernels.log_probs(&x->launch, &g->student));
-    XDI_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
-    XDI_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
+    XD_TRY(x->kernels.log_probs(&x->launch, &g->student));
+    XD_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
+    XD_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
     if (!x->fixed) return XD_OK;
     a.count = count;
     a.out = x->device.settled;
@@ -36748,7 +36749,7 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
     a.slope = x->u;
     a.best = x->tails;
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
     return x->kernels.pair(&x->launch, &a);
 }
 
@@ -36765,13 +36766,13 @@ static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_staged_go
     a.cells = g->sums + (x->fixed ? 2 : 1);
     a.u = x->u;
     a.scale = g->chunk->factor / x->d.temperature;
-    XDI_TRY(x->kernels.total(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
+    XD_TRY(x->kernels.total(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
     a.cells = g->sums;
     a.delta = x->device.merged;
     a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, g->chunk);
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.close(&x->launch, &a));
+    XD_TRY(x->kernels.close(&x->launch, &a));
     a.delta = a.out;
     return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
 }
@@ -36785,11 +36786,11 @@ static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *ter
         for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, &tile, before + i);
-            XDI_TRY(xdi_staged_gold_means(x, &g));
-            XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
-            if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
-            XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
-            XDI_TRY(xdi_staged_gold_finish(x, &g));
+            XD_TRY(xdi_staged_gold_means(x, &g));
+            XD_TRY(xdi_staged_gold_pairs(x, term, l, &g));
+            if (g.tail > 0) XD_TRY(xdi_staged_gold_tails(x, term, l, &g));
+            XD_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
+            XD_TRY(xdi_staged_gold_finish(x, &g));
         }
         before += all;
     }
@@ -36798,7 +36799,7 @@ static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
                                             const xdi_xtoken_lists *l) {
-    XDI_TRY(xdi_staged_gold_tiles(x, term, l, true));
+    XD_TRY(xdi_staged_gold_tiles(x, term, l, true));
     return xdi_staged_gold_tiles(x, term, l, false);
 }
 
@@ -36830,7 +36831,7 @@ static xd_result xdi_staged_same_columns(xdi_xtoken *x, const xdi_xtoken_term *t
     const bool all = term->k == x->vocab.size;
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     if (b > 0 && (all || x->d.compat)) return XD_OK;
-    if (!all) XDI_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
+    if (!all) XD_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
     *ids = all ? (const int64_t *)xdi_xtoken_there(x, l->ids) : x->ids;
     a.ids = *ids;
     a.k = term->k;
@@ -36850,7 +36851,7 @@ static xd_result xdi_staged_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term
     a.divisor = 1.0;
     a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + at);
     a.reverse = x->d.reverse;
-    XDI_TRY(xdi_same_compare(x, term, &a));
+    XD_TRY(xdi_same_compare(x, term, &a));
     if (!x->write) return XD_OK;
     a.matrix.places = x->slots;
     a.vocabulary = x->vocab.size;
@@ -36862,10 +36863,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term
                                             const xdi_xtoken_lists *l) {
     const int64_t *ids = NULL;
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        XDI_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
+        XD_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
         for (int64_t at = l->first[b]; at < l->first[b + 1]; at += term->tile) {
             const int64_t left = l->first[b + 1] - at;
-            XDI_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
+            XD_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
         }
     }
     return XD_OK;
@@ -36958,16 +36959,16 @@ static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_te
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
     xdi_xcached_places p;
-    XDI_TRY(xdi_xcached_size_places(x, term, &p));
+    XD_TRY(xdi_xcached_size_places(x, term, &p));
     const int64_t room = xdi_staged_cached_room(x, term, &p);
     if (xdi_staged_cached_layout_host(x, term, room, &p, h, &arena))
         h->here = (unsigned char *)xd_allocate(x->ctx, arena.peak + 1);
     if (!h->here)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
-    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
     arena = xd_arena_over(h->here, arena.peak);
     xdi_staged_cached_layout_host(x, term, room, &p, h, &arena);
-    XDI_TRY(xdi_xcached_find_places(x, term, &p));
+    XD_TRY(xdi_xcached_find_places(x, term, &p));
     xdi_staged_cached_read(x, term, &p, h);
     return XD_OK;
 }
@@ -36978,13 +36979,13 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtok
     xdi_staged_cached *h = &l->cached;
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
-    XDI_TRY(xdi_staged_cached_host(x, term, h));
+    XD_TRY(xdi_staged_cached_host(x, term, h));
     if (xdi_staged_cached_layout_device(x, term, h, &arena))
         h->there = (unsigned char *)memory.allocate(x->ctx, arena.peak + 1);
     if (!h->there)
         result =
-            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
-    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+            XD_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
     arena = xd_arena_over(h->there, arena.peak);
     xdi_staged_cached_layout_device(x, term, h, &arena);
     return memory.copy(&x->launch, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE);
@@ -37040,10 +37041,10 @@ static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_ca
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
-    XDI_TRY(x->kernels.list_project(&x->launch, &s));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
-    XDI_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
+    XD_TRY(x->kernels.list_project(&x->launch, &s));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
+    XD_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
     if (!x->fixed) return XD_OK;
     s.count = a->k;
     s.out = a->student = h->settled;
@@ -37057,14 +37058,14 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a = *tile;
     a.cells = x->student;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
-    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
+    XD_TRY(x->kernels.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
     a.delta = a.out;
     a.slots = l->cached.slots;
-    XDI_TRY(x->kernels.list_slots(&x->launch, &a));
+    XD_TRY(x->kernels.list_slots(&x->launch, &a));
     a.matrix.places = a.slots;
     if (term->teacher->projection) {
         a.matrix.begin = l->projection.row_begin + x->vocab.begin;
@@ -37082,10 +37083,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_te
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             xd_xtoken_args a = xdi_staged_cached_args(x, term, l, &tile, index);
             if (a.k > 0) {
-                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
-                XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+                XD_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
+                XD_TRY(x->kernels.list_divergence(&x->launch, &a));
             }
-            if (x->write) XDI_TRY(xdi_staged_cached_gradient(x, term, l, &a));
+            if (x->write) XD_TRY(xdi_staged_cached_gradient(x, term, l, &a));
         }
     return XD_OK;
 }
@@ -37116,7 +37117,7 @@ static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term
     xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
     memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
     for (int64_t i = 0; i < count; i++) {
         const bool mine = term->place[i] == 1,
                    looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
@@ -37162,7 +37163,7 @@ static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, con
 }
 
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    XDI_TRY(xdi_share_sort(x, term));
+    XD_TRY(xdi_share_sort(x, term));
     for (int64_t b = 0; b < x->d.sequences; b++) {
         term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
         term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);
@@ -37246,12 +37247,12 @@ static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
     a.cells = x->student;
     a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
+    XD_TRY(x->kernels.log_probs(&x->launch, &a));
     a = xdi_xtoken_teacher_args(
         x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
     a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
+    XD_TRY(x->kernels.log_probs(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
     return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
 }
 
@@ -37278,7 +37279,7 @@ XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *
     xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
                          x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
-    XDI_TRY(x->kernels.tail(&x->launch, &t));
+    XD_TRY(x->kernels.tail(&x->launch, &t));
     t.means = others;
     t.ids = other_rest;
     t.count = map->teacher_rest_count;
@@ -37303,7 +37304,7 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
     m.out = out;
     m.places = x->rows;
     if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
         m.all = x->all_tails;
     }
     return x->kernels.merge(&x->launch, &m);
@@ -37319,8 +37320,8 @@ static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, c
     a.cells = sum;
     a.u = x->u;
     a.scale = factor / x->d.temperature;
-    XDI_TRY(x->kernels.total(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
+    XD_TRY(x->kernels.total(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
     const double shift = sum[0] * a.scale;
     for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
     a.delta = x->row_delta;
@@ -37358,14 +37359,14 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
     double *kl = x->row_sums, merged[2]; /* kl: one cell */
-    XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, map, kl));
-    XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
+    XD_TRY(xdi_gold_means(x, term, chunk));
+    XD_TRY(xdi_gold_pairs(x, map, kl));
+    XD_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
     if (chunk->tail > 0)
-        XDI_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
-                               map->teacher_rest));
-    XDI_TRY(xdi_gold_merge(x, chunk->tail, merged));
+        XD_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
+                              map->teacher_rest));
+    XD_TRY(xdi_gold_merge(x, chunk->tail, merged));
     chunk->l1 = merged[0];
     chunk->agree = merged[1] != 0.0;
     return xdi_gold_finish(x, term, chunk);
@@ -37388,14 +37389,14 @@ static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool toget
             chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
             chunk.at = b * term->teacher->chunks + chunk.c;
             chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            XDI_TRY(xdi_gold_run(x, term, &chunk));
+            XD_TRY(xdi_gold_run(x, term, &chunk));
         }
     }
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    XDI_TRY(xdi_gold_tiles(x, term, true));
+    XD_TRY(xdi_gold_tiles(x, term, true));
     return xdi_gold_tiles(x, term, false);
 }
 
@@ -37435,7 +37436,7 @@ static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd
         t.columns = t.logits.cols;
         t.scale = all ? terms[i].weight : 1.0;
         t.add = i > 0;
-        XDI_TRY(x->kernels.pick(&x->launch, &t));
+        XD_TRY(x->kernels.pick(&x->launch, &t));
         if (all) a->divisor += terms[i].weight;
     }
     return XD_OK;
@@ -37445,14 +37446,14 @@ static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
     xd_xtoken_args s = *a;
     s.cells = a->student;
-    XDI_TRY(x->kernels.pick(&x->launch, &s));
+    XD_TRY(x->kernels.pick(&x->launch, &s));
     if (!x->vocab.tp) return XD_OK;
     return xd_all_reduce(x->vocab.tp, s.cells, s.cells, a->count * a->k, XD_DTYPE_F64, XD_MAX);
 }
 
 XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
-    XDI_TRY(xdi_same_student(x, a));
-    XDI_TRY(xdi_same_teacher(x, term, a));
+    XD_TRY(xdi_same_student(x, a));
+    XD_TRY(xdi_same_teacher(x, term, a));
     return x->kernels.compare(&x->launch, a);
 }
 
@@ -37480,18 +37481,18 @@ static xd_result xdi_same_gradient(xdi_xtoken *x, const xd_xtoken_args *a, int64
     one.student = a->student + i * a->k;
     one.scale = a->chunks[i].factor;
     one.slope = x->u;
-    XDI_TRY(x->kernels.spread(&x->launch, &one));
+    XD_TRY(x->kernels.spread(&x->launch, &one));
     return xdi_xtoken_write(x, a->rows[i], x->u, 0.0);
 }
 
 static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
     xd_xtoken_args a = xdi_same_args(x, term, first, count);
     for (int64_t i = 0; i < count; i++) x->chunks[i] = xdi_same_chunk(x, term, first + i);
-    XDI_TRY(xdi_same_compare(x, term, &a));
+    XD_TRY(xdi_same_compare(x, term, &a));
     for (int64_t i = 0; i < count; i++) {
         if (!a.chunks[i].compared) continue;
         xdi_same_add_chunk(x, term, &a.chunks[i], first + i);
-        if (x->write && a.chunks[i].largest != 0.0) XDI_TRY(xdi_same_gradient(x, &a, i));
+        if (x->write && a.chunks[i].largest != 0.0) XD_TRY(xdi_same_gradient(x, &a, i));
     }
     return XD_OK;
 }
@@ -37499,11 +37500,11 @@ static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t j = 0; j < term->k; j++) x->ids[j] = j; /* where nothing is chosen */
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XDI_TRY(xdi_xtoken_choose(x, term, b));
+        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XD_TRY(xdi_xtoken_choose(x, term, b));
         const int64_t last = (b + 1) * x->held;
         for (int64_t first = b * x->held; first < last; first += term->tile) {
             const int64_t count = last - first < term->tile ? last - first : term->tile;
-            XDI_TRY(xdi_same_tile(x, term, first, count));
+            XD_TRY(xdi_same_tile(x, term, first, count));
         }
     }
     return XD_OK;
@@ -37550,21 +37551,21 @@ XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
 static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XDI_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
-                "teacher %d has a cache but no positions", index);
-    XDI_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
-    XDI_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
-                XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
-                info.desc.temperature, d->temperature);
-    XDI_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
-                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
-                (long long)info.desc.vocabulary);
+    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+               "teacher %d has a cache but no positions", index);
+    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
+               XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
+               info.desc.temperature, d->temperature);
+    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
+               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
+               (long long)info.desc.vocabulary);
     for (int64_t i = 0; i < t->logits.rows; i++) {
         const int64_t at = t->cache_positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
-        XDI_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
-                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
-                    (long long)at, (long long)info.positions);
+        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
+                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
+                   (long long)at, (long long)info.positions);
     }
     return XD_OK;
 }
@@ -37572,26 +37573,26 @@ static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, i
 XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
-    XDI_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
-                XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
-                (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
-                (long long)d->sequences);
-    XDI_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-                "teacher %d has no cache", index);
-    XDI_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
-                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
+    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
+               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
+               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
+               (long long)d->sequences);
+    XD_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT, "teacher %d has no cache",
+               index);
+    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
+               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
     return t->cache ? xdi_xcached_check_cache(ctx, d, index) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    XDI_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-                t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
-    XDI_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld columns but its cache %lld ids", index,
-                t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
+    XD_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+               t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
+    XD_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld columns but its cache %lld ids", index,
+               t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
     return XD_OK;
 }
 
@@ -37677,7 +37678,7 @@ XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtok
                                              xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
     int64_t count;
-    XDI_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    XD_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
     p->begin[0] = 0;
     for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
     for (int64_t i = 0; i < count; i++) {
@@ -37760,7 +37761,7 @@ static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd
     h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->q;
-    XDI_TRY(x->kernels.list_project(&x->launch, &a));
+    XD_TRY(x->kernels.list_project(&x->launch, &a));
     return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
 }
 
@@ -37782,7 +37783,7 @@ static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *te
     const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
     for (int64_t i = 0; i < a.place_count; i++)
         a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
-    XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+    XD_TRY(x->kernels.list_divergence(&x->launch, &a));
     for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
     return XD_OK;
 }
@@ -37795,8 +37796,8 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->deltas;
     xdi_xtoken_zero(x, h->deltas, h->row_count);
-    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
+    XD_TRY(x->kernels.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
     a.cells = h->slopes;
     a.slope = x->u;
     a.count = 1;
@@ -37805,20 +37806,20 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
         if (unit == 0.0) continue;
         a.rows = h->rows + r;
         a.places = h->places + r;
-        XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
-        XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
+        XD_TRY(x->kernels.list_slopes(&x->launch, &a));
+        XD_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
     return XD_OK;
 }
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
+    XD_TRY(xdi_xcached_find_places(x, term, &h->in));
     for (int64_t b = 0; b < x->d.sequences; b++)
         for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
             xdi_xcached_next_tile(x, term, h, b, first);
-            XDI_TRY(xdi_xcached_sums(x, term, h));
-            XDI_TRY(xdi_xcached_divergence(x, term, h));
-            if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
+            XD_TRY(xdi_xcached_sums(x, term, h));
+            XD_TRY(xdi_xcached_divergence(x, term, h));
+            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, h));
         }
     return XD_OK;
 }
@@ -37828,12 +37829,11 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
     xd_result result = XD_OK;
     xdi_xcached h;
     memset(&h, 0, sizeof h);
-    XDI_TRY(xdi_xcached_size_places(x, term, &h.in));
+    XD_TRY(xdi_xcached_size_places(x, term, &h.in));
     xdi_xcached_size(x, term, &h);
     void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result =
-            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);
@@ -37854,16 +37854,16 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
-    XDI_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
-                "teacher %d compares likelihoods, but the student has no labels", index);
-    XDI_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
-                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XDI_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL,
-                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood);
+    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but the student has no labels", index);
+    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
+    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
+               "teacher %d has likelihood form %d", index, (int)t->likelihood);
     for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XDI_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk %lld of sequence %lld has length %g", index,
-                    (long long)(i % t->chunks), (long long)(i / t->chunks), (double)t->chunk_length[i]);
+        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
+                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
     return XD_OK;
 }
 
@@ -37883,7 +37883,7 @@ static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *te
         a.rows = &row;
         a.labels = t->labels;
         a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
-        XDI_TRY(x->kernels.moments(&x->launch, &a));
+        XD_TRY(x->kernels.moments(&x->launch, &a));
     }
     return XD_OK;
 }
@@ -37911,7 +37911,7 @@ static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
         if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
     }
-    if (xdi_xtoken_reads_logits(t) && !x->on_device) XDI_TRY(xdi_likelihood_moments(x, term, h));
+    if (xdi_xtoken_reads_logits(t) && !x->on_device) XD_TRY(xdi_likelihood_moments(x, term, h));
     xdi_likelihood_teacher(x, term, h);
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
@@ -37973,7 +37973,7 @@ static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term
 XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
-    XDI_TRY(xdi_likelihood_sums(x, term, h));
+    XD_TRY(xdi_likelihood_sums(x, term, h));
     for (int64_t slot = 0; slot < slots; slot++) {
         const int64_t b = slot / t->chunks, c = slot % t->chunks;
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
@@ -37985,7 +37985,7 @@ XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term 
 
 /* dz += slope (onehot(label) - p), p at temperature 1. */
 static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    XDI_TRY(xdi_likelihood_settle(x, term, h));
+    XD_TRY(xdi_likelihood_settle(x, term, h));
     if (!x->write) return XD_OK;
     xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
     a.rows = h->rows;
@@ -38020,8 +38020,8 @@ XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term)
     xdi_likelihood h;
     void *memory = xdi_likelihood_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
-                          (long long)(x->d.sequences * term->teacher->chunks));
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
+                         (long long)(x->d.sequences * term->teacher->chunks));
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_likelihood_layout(x, term, &h, &arena))
@@ -38067,7 +38067,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
     a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
     a.moments = moments;
     a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
-    if (x->on_device && reads) XDI_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
+    if (x->on_device && reads) XD_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
@@ -38075,7 +38075,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         if (reads && x->on_device)
             moments = x->moments + row * XD_XTOKEN_MOMENTS;
         else if (reads)
-            XDI_TRY(x->kernels.moments(&x->launch, &a));
+            XD_TRY(x->kernels.moments(&x->launch, &a));
         const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         xdi_xtoken_add(x, x->sums, cell, weight * value);
         xdi_xtoken_add(x, x->sums, cell + 1, weight);
@@ -38134,19 +38134,18 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16,
-                XD_ERROR_DTYPE, "%s logits are %s: F32 or BF16 is needed", name,
-                xd_dtype_name(side->logits.dtype));
-    XDI_REQUIRE(
-        ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
-        XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
-        (long long)side->logits.cols, (long long)side->vocabulary);
-    XDI_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
-                "%s temperature %g must be positive and finite", name, side->temperature);
+    XD_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XD_REQUIRE(ctx,
+               side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
+               XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
+               (long long)side->logits.cols, (long long)side->vocabulary);
+    XD_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
+               "%s temperature %g must be positive and finite", name, side->temperature);
     for (int64_t i = 0; i < side->logits.rows; i++)
-        XDI_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
-                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
-                    (long long)side->ids[i], (long long)side->vocabulary);
+        XD_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
+                   "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
+                   (long long)side->ids[i], (long long)side->vocabulary);
     return XD_OK;
 }
 
@@ -38160,14 +38159,14 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     for (int64_t i = 0; i < d->chunk_count; i++) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
-        XDI_REQUIRE(ctx,
-                    c->student_begin >= s && c->student_end <= d->student.logits.rows &&
-                        c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
-                    XD_ERROR_ARGUMENT,
-                    "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
-                    (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
-                    (int)c->teacher_end, (long long)s, (long long)d->student.logits.rows, (long long)t,
-                    (long long)d->teacher.logits.rows);
+        XD_REQUIRE(ctx,
+                   c->student_begin >= s && c->student_end <= d->student.logits.rows &&
+                       c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
+                   XD_ERROR_ARGUMENT,
+                   "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
+                   (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
+                   (int)c->teacher_end, (long long)s, (long long)d->student.logits.rows, (long long)t,
+                   (long long)d->teacher.logits.rows);
         s = c->student_end;
         t = c->teacher_end;
     }
@@ -38175,30 +38174,30 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
 }
 
 static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
-    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
-                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
-                (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+               "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
-    XDI_TRY(xdi_uld_check_side(ctx, "student", &d->student));
-    XDI_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
-    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
-                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
-                d->denominator, d->scale);
+    XD_TRY(xdi_uld_check_side(ctx, "student", &d->student));
+    XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
+    XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
+               XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
+               d->denominator, d->scale);
     for (int64_t i = 0; i < d->matched_count; i++)
-        XDI_REQUIRE(ctx,
-                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
-                        d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
-                    XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
-                    (long long)d->matched_student[i], (long long)d->matched_teacher[i],
-                    (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
-    if (d->gradient.data) XDI_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
+        XD_REQUIRE(ctx,
+                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    if (d->gradient.data) XD_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
 
@@ -38384,7 +38383,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
             (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
         s.logits.rows = end - begin;
         s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
-        XDI_TRY(x->kernels.softmax.stats(&x->launch, &s));
+        XD_TRY(x->kernels.softmax.stats(&x->launch, &s));
     }
     return XD_OK;
 }
@@ -38395,11 +38394,11 @@ static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share)
     const bool last = first + a.count == x->chunks;
     const int64_t end =
         last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
-    for (int i = 0; i < XD_ULD_SIDES; i++) XDI_TRY(xdi_uld_stats(x, i, first, a.count));
+    for (int i = 0; i < XD_ULD_SIDES; i++) XD_TRY(xdi_uld_stats(x, i, first, a.count));
     if (a.count > 0) {
-        XDI_TRY(x->kernels.uld.merge(&x->launch, &a));
-        XDI_TRY(x->kernels.uld.sort(&x->launch, &a));
-        XDI_TRY(x->kernels.uld.compare(&x->launch, &a));
+        XD_TRY(x->kernels.uld.merge(&x->launch, &a));
+        XD_TRY(x->kernels.uld.sort(&x->launch, &a));
+        XD_TRY(x->kernels.uld.compare(&x->launch, &a));
     }
     a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
     a.rows = end - a.row;
@@ -38413,10 +38412,10 @@ static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *o
     for (int64_t i = 0; i < x->chunks; i++) {
         const xd_uld_chunk *c = &x->here.chunks[i];
         const long long shift = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
-        XDI_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
-                    "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
-                    c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
-                    c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
+        XD_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
+                   "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
+                   c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
+                   c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
         matched += c->matched;
         unmatched += c->unmatched;
     }
@@ -38433,12 +38432,12 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     const xd_device_ops *memory = &x->kernels.memory;
     const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
     int64_t first = 0;
-    XDI_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
     do {
-        XDI_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
+        XD_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
         first += x->tile;
     } while (first < x->chunks);
-    XDI_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
+    XD_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
     return xdi_uld_finish(x, below, out);
 }
 
@@ -38449,11 +38448,11 @@ static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld_fill_lists(x);
     x->tile = xdi_uld_tile_of(x);
-    XDI_REQUIRE(x->ctx,
-                (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
-                XD_ERROR_MEMORY, "the workspace would not fit");
+    XD_REQUIRE(x->ctx,
+               (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
+               XD_ERROR_MEMORY, "the workspace would not fit");
     void *work = xdi_call_memory(x->ctx, planning.peak);
-    XDI_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    XD_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(work, planning.peak);
     x->there = x->here;
     if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
@@ -38482,11 +38481,10 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld x;
     xdi_uld_open(ctx, desc, &x);
-    XDI_TRY(xdi_uld_check(ctx, &x.d));
-    XDI_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY,
-                "the lists would not fit");
+    XD_TRY(xdi_uld_check(ctx, &x.d));
+    XD_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY, "the lists would not fit");
     void *memory = xdi_scratch_take(ctx, planning.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(memory, planning.peak);
     xdi_uld_layout_lists(&x, &x.here, &arena);
     const xd_result result = xdi_uld_with_lists(&x, planning.peak, out);
@@ -38792,11 +38790,11 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
-        XDI_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
-                    "%lld tokens would not fit into memory", (long long)count);
+        XD_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
+                   "%lld tokens would not fit into memory", (long long)count);
     char *memory = (char *)xd_allocate(ctx, plan.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes",
-                (long long)count, plan.peak);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,
+               plan.peak);
     out->offsets = (int64_t *)(void *)(memory + at[0]);
     out->origin = (int32_t *)(void *)(memory + at[1]);
     out->text = memory + at[2];
@@ -38806,7 +38804,7 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     return XD_OK;
 }
 
-XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence) {
+XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence) {
     xd_release(ctx, sequence->offsets);
     memset(sequence, 0, sizeof *sequence);
 }
@@ -38947,15 +38945,15 @@ static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
     xd_release(dp->ctx, dp->trace);
     dp->trace = (unsigned char *)xd_allocate(dp->ctx, cells);
     dp->trace_bytes = dp->trace ? cells : 0;
-    XDI_REQUIRE(dp->ctx, dp->trace, XD_ERROR_MEMORY, "no room to align %lld with %lld tokens",
-                (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(dp->ctx, dp->trace, XD_ERROR_MEMORY, "no room to align %lld with %lld tokens",
+               (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 /* Aligns a rectangle of tokens, appending its pairs. */
 static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
     const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
-    XDI_TRY(xdi_dp_reserve(dp, &x));
+    XD_TRY(xdi_dp_reserve(dp, &x));
     int32_t *top = xdi_dp_row(dp, &x, 0);
     for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
     for (int64_t i = 1; i <= x.rows; i++) {
@@ -39072,7 +39070,7 @@ static xd_result xdi_dp_gaps(xdi_dp *dp, const xdi_dp_pair *anchors, int64_t cou
     int64_t s = 0, t = 0;
     for (int64_t a = 0; a <= count; a++) {
         const int64_t s_end = a < count ? anchors[a].s0 : n, t_end = a < count ? anchors[a].t0 : m;
-        if (s_end > s || t_end > t) XDI_TRY(xdi_dp_align(dp, s, s_end, t, t_end, &dp->now));
+        if (s_end > s || t_end > t) XD_TRY(xdi_dp_align(dp, s, s_end, t, t_end, &dp->now));
         for (int i = 0; i < XDI_DP_ANCHOR && a < count; i++)
             xdi_dp_push(&dp->now, s_end + i, s_end + i + 1, t_end + i, t_end + i + 1);
         s = s_end + XDI_DP_ANCHOR;
@@ -39087,8 +39085,8 @@ static xd_result xdi_dp_anchored(xdi_dp *dp) {
     memset(&x, 0, sizeof x);
     const bool fits = xdi_dp_search_layout(&plan, dp, &x);
     void *memory = fits ? xd_allocate(dp->ctx, plan.peak) : NULL;
-    XDI_REQUIRE(dp->ctx, memory, XD_ERROR_MEMORY, "no room to search %lld tokens for anchors",
-                (long long)dp->student.tokens.count);
+    XD_REQUIRE(dp->ctx, memory, XD_ERROR_MEMORY, "no room to search %lld tokens for anchors",
+               (long long)dp->student.tokens.count);
     xd_arena arena = xd_arena_over(memory, plan.peak);
     xdi_dp_search_layout(&arena, dp, &x);
     xdi_dp_candidates(dp, x.s, x.t, x.match);
@@ -39141,7 +39139,7 @@ static bool xdi_dp_identical(const xdi_dp *dp, const xdi_dp_pair *p) {
 static xd_result xdi_dp_realign(xdi_dp *dp, const xdi_dp_pair *window) {
     const int64_t first = dp->next.count;
     bool good = true;
-    XDI_TRY(xdi_dp_align(dp, window->s0, window->s1, window->t0, window->t1, &dp->next));
+    XD_TRY(xdi_dp_align(dp, window->s0, window->s1, window->t0, window->t1, &dp->next));
     for (int64_t i = first; i < dp->next.count; i++) good = good && xdi_dp_good(dp, &dp->next.pairs[i]);
     if (good) return XD_OK;
     dp->next.count = first;
@@ -39174,7 +39172,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
             continue;
         }
         while (i < count && xdi_dp_good(dp, &pairs[i])) dp->next.pairs[dp->next.count++] = pairs[i++];
-        if (i < count) XDI_TRY(xdi_dp_repair(dp, i, &i));
+        if (i < count) XD_TRY(xdi_dp_repair(dp, i, &i));
     }
     xdi_dp_swap(dp);
     return XD_OK;
@@ -39187,7 +39185,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
     char *memory = (char *)xd_allocate(ctx, offsets + origin + bytes);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)count);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)count);
     out->offsets = (int64_t *)(void *)memory;
     out->origin = (int32_t *)(void *)(memory + offsets);
     out->text = memory + offsets + origin;
@@ -39200,7 +39198,7 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
-    XDI_TRY(xdi_dp_strings(ctx, count, bytes, s));
+    XD_TRY(xdi_dp_strings(ctx, count, bytes, s));
     for (int64_t i = 0; i < count; i++) {
         memcpy(s->text + s->offsets[i], tokens[i].data, (size_t)tokens[i].size);
         s->offsets[i + 1] = s->offsets[i] + tokens[i].size;
@@ -39211,10 +39209,10 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
 
 /* Canonical forms, and the canonical forms of those. */
 static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
-    XDI_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+    XD_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
     const int64_t n = side->tokens.count;
     xd_canonical *again = &side->again;
-    XDI_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
+    XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
     for (int64_t i = 0; i < n; i++) {
         const int64_t *at = side->tokens.offsets + i;
         const xd_text token = { side->tokens.text + at[0], at[1] - at[0] };
@@ -39230,8 +39228,8 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
     dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
     dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
     dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
-    XDI_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
-                "no room to align %zu with %zu tokens", n, m);
+    XD_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
+               "no room to align %zu with %zu tokens", n, m);
     return XD_OK;
 }
 
@@ -39240,7 +39238,7 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
                                xd_alignment *out) {
     const int32_t *s = dp->student.tokens.origin, *t = dp->teacher.tokens.origin;
     out->chunks = (xd_aligned_chunk *)xd_allocate(dp->ctx, (size_t)dp->now.count * sizeof *out->chunks);
-    XDI_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
+    XD_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
     out->count = dp->now.count;
     for (int64_t i = 0; i < out->count; i++) {
         const xdi_dp_pair *p = &dp->now.pairs[i];
@@ -39259,20 +39257,20 @@ static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t 
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
-    XDI_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
-                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
-    XDI_REQUIRE(ctx,
-                student_count >= 0 && student_count < INT32_MAX / 4 && teacher_count >= 0 &&
-                    teacher_count < INT32_MAX / 4,
-                XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
-                (long long)teacher_count);
+    XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
+               "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
+    XD_REQUIRE(ctx,
+               student_count >= 0 && student_count < INT32_MAX / 4 && teacher_count >= 0 &&
+                   teacher_count < INT32_MAX / 4,
+               XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
+               (long long)teacher_count);
     return XD_OK;
 }
 
 static void xdi_dp_close(xdi_dp *dp) {
     xd_canonical *strings[4] = { &dp->student.tokens, &dp->student.again, &dp->teacher.tokens,
                                  &dp->teacher.again };
-    for (int i = 0; i < 4; i++) xd_canonical_free(dp->ctx, strings[i]);
+    for (int i = 0; i < 4; i++) xd_canonical_destroy(dp->ctx, strings[i]);
     xd_release(dp->ctx, dp->now.pairs);
     xd_release(dp->ctx, dp->next.pairs);
     xd_release(dp->ctx, dp->scores);
@@ -39281,12 +39279,12 @@ static void xdi_dp_close(xdi_dp *dp) {
 
 static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
                             int64_t teacher_count, xd_alignment *out) {
-    XDI_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
-    XDI_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
-    XDI_TRY(xdi_dp_memory(dp));
-    XDI_TRY(xdi_dp_anchored(dp));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XD_TRY(xdi_dp_memory(dp));
+    XD_TRY(xdi_dp_anchored(dp));
     xdi_dp_merge_bad(dp);
-    XDI_TRY(xdi_dp_split(dp));
+    XD_TRY(xdi_dp_split(dp));
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
@@ -39294,7 +39292,7 @@ XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t studen
                              const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
                              xd_alignment *out) {
     xdi_dp dp;
-    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
     const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
     xdi_dp_close(&dp);
     return result;
@@ -39304,10 +39302,10 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t 
                                     const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
                                     double *score) {
     const xdi_dp_table x = { 0, student_count, 0, teacher_count };
-    XDI_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
-    XDI_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
-    XDI_TRY(xdi_dp_memory(dp));
-    XDI_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XD_TRY(xdi_dp_memory(dp));
+    XD_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
     if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
@@ -39316,7 +39314,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t s
                                   const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
                                   xd_alignment *out, double *score) {
     xdi_dp dp;
-    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
     const xd_result result =
         xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
     xdi_dp_close(&dp);
@@ -39329,11 +39327,11 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t s
 
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
-                "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
-                (long long)rows->cols, (long long)like->rows, (long long)like->cols);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
+               "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
+               (long long)rows->cols, (long long)like->rows, (long long)like->cols);
     return XD_OK;
 }
 
@@ -39342,22 +39340,22 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_jsd_args a;
     xd_uld_sum sum;
-    XDI_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
-    XDI_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
-    XDI_TRY(xdi_compat_validate(ctx, &student, "student", &student));
-    XDI_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
-    if (gradient.data) XDI_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
+    XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
+    XD_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XD_TRY(xdi_compat_validate(ctx, &student, "student", &student));
+    XD_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
+    if (gradient.data) XD_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
     a.student = student;
     a.teacher = teacher;
     a.gradient = gradient;
     a.beta = beta;
     a.denominator = denominator;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
     xd_result result = xd_ctx_kernels(ctx).uld.jsd(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
     xdi_call_memory_done(ctx, a.out);
-    XDI_TRY(result);
+    XD_TRY(result);
     *loss = sum.value / denominator;
     return XD_OK;
 }
@@ -39432,7 +39430,7 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
     out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
-    XDI_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
+    XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
     if (most <= 0) return XD_OK;
     if (extended)
         xdi_uld_extended(student, s, teacher, t, out);
@@ -39459,18 +39457,18 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
                                  int64_t end, int64_t vocabulary) {
-    XDI_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
-                "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
-                (long long)vocabulary);
+    XD_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
+               "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
+               (long long)vocabulary);
     for (int64_t i = 0; i < count; i++) {
         const xd_teacher_shard *s = &shards[i];
-        XDI_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
-                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
-                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
-                    (long long)s->vocabulary_end);
-        XDI_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
-                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
-                    (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+        XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
+                   XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
+                   (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
+                   (long long)s->vocabulary_end);
+        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+                   "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
+                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
     }
     return XD_OK;
 }
@@ -39489,13 +39487,13 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, in
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
         for (int64_t j = 0; j < i; j++)
-            XDI_REQUIRE(ctx,
-                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
-                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
+            XD_REQUIRE(ctx,
+                       !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
+                       XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
     }
-    XDI_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
-                "shards hold %lld of the window's %lld logits", (long long)area,
-                (long long)((end - begin) * vocabulary));
+    XD_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+               "shards hold %lld of the window's %lld logits", (long long)area,
+               (long long)((end - begin) * vocabulary));
     return XD_OK;
 }
 
@@ -39503,8 +39501,8 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
                                   int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
     int64_t n = 0;
-    XDI_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
-    XDI_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
+    XD_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
+    XD_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
     for (int64_t i = 0; i < count; i++) {
         xd_teacher_shard part;
         if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
@@ -39522,17 +39520,17 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
                                       int64_t column, const xd_teacher_piece *piece) {
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx,
-                position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
-                    position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
-                XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
-                (long long)position, (long long)(position + piece->positions), (long long)column,
-                (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-                (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx,
+               position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+                   position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
+               XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
+               (long long)position, (long long)(position + piece->positions), (long long)column,
+               (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
     return XD_OK;
 }
 
@@ -39551,8 +39549,8 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
     const xd_kernels kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
-    XDI_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
+    XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
+    XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
     if (piece->positions == 0 || piece->columns == 0) return XD_OK;
     const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
     const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
@@ -40967,4 +40965,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8d0dfcf5839e92c8c03c73e3bdc934020fc95a90fe8280c597f1bd61154bdcc9 */
+/* xdistill sha256 6804d791ae016f8e31ed94f9eb29f1e6693ac31cdfae20a782031cf046e5d90b */

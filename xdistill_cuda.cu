@@ -90,7 +90,7 @@ static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *cal
 }
 
 #define XDI_CUDA_CHECK(ctx, call) xdi_cuda_result((ctx), (call), #call, __FILE__, __LINE__, __func__)
-#define XDI_CUDA_TRY(ctx, call) XDI_TRY(XDI_CUDA_CHECK(ctx, call))
+#define XDI_CUDA_TRY(ctx, call) XD_TRY(XDI_CUDA_CHECK(ctx, call))
 
 /* ---- launches ---- */
 
@@ -159,7 +159,7 @@ static xd_result xdi_cuda_launch_at(const char *file, int line, const char *func
     return xdi_cuda_result(launch->ctx, error, text, file, line, function);
 }
 
-/* XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
+/* XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
 #define XDI_CUDA_LAUNCH(...) \
     xdi_cuda_launch_at(__FILE__, __LINE__, __func__, "launch(" #__VA_ARGS__ ")", __VA_ARGS__)
 
@@ -397,7 +397,7 @@ static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *fr
                                             cudaMemcpyDeviceToHost };
     if (bytes == 0 || to == from) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx,
                           cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)launch->stream));
 }
@@ -405,7 +405,7 @@ static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *fr
 static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
     if (bytes == 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
 }
 
@@ -415,11 +415,11 @@ static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
     const double deadline = xd_now(launch->ctx) + seconds;
     const struct timespec nap = { 0, 20000 };
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     for (int turn = 0;; turn++) {
         const cudaError_t state = cudaStreamQuery((cudaStream_t)launch->stream);
         if (state != cudaErrorNotReady) return XDI_CUDA_CHECK(launch->ctx, state);
-        XDI_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
+        XD_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
                     "the device's work did not end within %g seconds", seconds);
         if (turn > 1000) nanosleep(&nap, NULL);
     }
@@ -457,20 +457,20 @@ static void xdi_cuda_event_destroy(void *event) {
 
 static xd_result xdi_cuda_event_record(const xd_launch *launch, void *event) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)launch->stream));
 }
 
 static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx,
                           cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
 }
 
 static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *user), void *user) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
 }
 
@@ -618,7 +618,7 @@ static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchLis
         list.add(item, elements);
         const bool full = list.count == xdi_cuda_list<Item>::ROOM || (k + 1 == count && list.count > 0);
         if (!full) continue;
-        XDI_TRY(launch_list(list));
+        XD_TRY(launch_list(list));
         list.count = 0;
         list.chunks = 0;
     }
@@ -675,7 +675,7 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
     const size_t bytes = (size_t)room * sizeof(uint64_t);
     xd_array_list *list = (xd_array_list *)xd_allocate(ctx, sizeof *list + 2 * bytes);
-    XDI_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
+    XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
     list->ctx = ctx;
     list->room = room;
     list->words = 0;
@@ -685,7 +685,7 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     list->device = (uint64_t *)xdi_cuda_allocate(ctx, bytes);
     if (!list->device) {
         xd_release(ctx, list);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
                         (long long)arrays, bytes);
     }
     *out = list;
@@ -703,7 +703,7 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
         const size_t bytes = (size_t)patch.count * sizeof(uint64_t);
         if (!all && memcmp(list->there + at, list->next + at, bytes) == 0) continue;
         memcpy(patch.words, list->next + at, bytes);
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
         memcpy(list->there + at, list->next + at, bytes);
     }
     list->words = words;
@@ -759,7 +759,7 @@ static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int
         *first = (uint64_t)out->chunks;
         out->chunks += chunks;
     }
-    XDI_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
+    XD_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
     if (there) out->words = list->device;
     return XD_OK;
 }
@@ -955,7 +955,7 @@ static xd_result xdi_cuda_move_run(const xd_launch *launch, int64_t count, MakeI
 static xd_result xdi_cuda_copies(const xd_launch *launch, const xd_copy *copies, int64_t count,
                                  const void *source, void *destination, size_t size) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_move_run(launch, count, [&](int64_t k, xdi_cuda_move *move) {
         return xdi_cuda_move_block(&copies[k], source, destination, size, move);
     });
@@ -1091,13 +1091,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
 
 static xd_result xdi_cuda_reduce_pieces(const xd_launch *launch, void *out, const void *const *from,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(launch->ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s",
+    XD_REQUIRE(launch->ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s",
                 xd_dtype_name(dtype), op == XD_AVG ? "average" : "arithmetic");
-    XDI_REQUIRE(launch->ctx, ranks <= XDI_CUDA_PIECES, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(launch->ctx, ranks <= XDI_CUDA_PIECES, XD_ERROR_UNSUPPORTED,
                 "a sum over %d ranks on one GPU; %d is the most", ranks, (int)XDI_CUDA_PIECES);
     if (count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_pieces pieces;
     memset(&pieces, 0, sizeof pieces);
     pieces.out = out;
@@ -1180,21 +1180,21 @@ static int xdi_cuda_nodes_fill(xdi_cuda_nodes *nodes, const void *const *forests
 static xd_result xdi_cuda_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
                                         const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
                                         xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(
+    XD_REQUIRE(
         launch->ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
         "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
         xd_dtype_name(dtype));
-    XDI_REQUIRE(launch->ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(launch->ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                 "leaves go with SUM and AVG, not operation %d", (int)op);
     if (count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_nodes nodes;
     memset(&nodes, 0, sizeof nodes);
     int depth;
     const int64_t size = (int64_t)xd_dtype_size(dtype);
     nodes.nodes = xdi_cuda_nodes_fill(&nodes, forests, leaves, ranks, stride * size, &depth);
-    XDI_REQUIRE(launch->ctx, nodes.nodes <= XDI_CUDA_NODES && depth <= 24, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(launch->ctx, nodes.nodes <= XDI_CUDA_NODES && depth <= 24, XD_ERROR_UNSUPPORTED,
                 "a tree of %d nodes, %d deep, on one GPU; %d and 24 are the most", nodes.nodes, depth,
                 (int)XDI_CUDA_NODES);
     nodes.out = out;
@@ -1211,14 +1211,14 @@ static xd_result xdi_cuda_reduce_leaves(const xd_launch *launch, void *out, cons
 }
 
 static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<float>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<double>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_bf16>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_f16>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int32_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int64_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<uint8_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<double>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_f16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int32_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int64_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<uint8_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<float>));
     return xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<double>);
 }
 
@@ -1493,13 +1493,13 @@ static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
                     "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
                     "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->value_dtype));
-        XDI_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
                     "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
     }
     return XD_OK;
@@ -1581,7 +1581,7 @@ static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
                                       const xdi_cuda_update_options &options) {
     static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
     xdi_cuda_grid grid;
-    XDI_TRY(
+    XD_TRY(
         (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
 }
@@ -1595,16 +1595,16 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
         return item->count;
     };
     xdi_cuda_kept<xdi_cuda_update> kept;
-    XDI_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
+    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
     if (!kept.words) {
-        XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
             count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
                 return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
             }));
         return xdi_cuda_count_steps(launch, arrays, count);
     }
     const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XDI_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
                            xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
                            (const xd_status *)launch->status);
@@ -1612,9 +1612,9 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XDI_TRY(xdi_cuda_update_check(launch, args));
+    XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_update_options options = {};
     options.gradient_scale = args->gradient_scale;
     options.status = launch->status;
@@ -1631,7 +1631,7 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
-        XDI_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
+        XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
                                                           whole ? args->list : nullptr)));
     }
     return XD_OK;
@@ -1703,7 +1703,7 @@ template <typename List>
 static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
                                     const xdi_cuda_lerp_options &options) {
     xdi_cuda_grid grid;
-    XDI_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
+    XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
                            (const xd_status *)launch->status);
 }
@@ -1711,12 +1711,12 @@ static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     const auto make_item = [&](int64_t k, xdi_cuda_pair *item) {
         const xd_lerp_array *a = &args->arrays[k];
@@ -1724,7 +1724,7 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         return a->count;
     };
     xdi_cuda_kept<xdi_cuda_pair> kept;
-    XDI_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
+    XD_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
     if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
     return xdi_cuda_each_list<xdi_cuda_pair>(
         args->array_count, make_item,
@@ -1739,15 +1739,15 @@ static bool xdi_cuda_cast_takes(xd_dtype dtype) {
 static xd_result xdi_cuda_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
-        XDI_REQUIRE(launch->ctx,
+        XD_REQUIRE(launch->ctx,
                     a->target_dtype == a->source_dtype ||
                         (xdi_cuda_cast_takes(a->target_dtype) && xdi_cuda_cast_takes(a->source_dtype)),
                     XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
+    XD_TRY(scope.result);
+    XD_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
         array_count,
         [&](int64_t k, xdi_cuda_pair *item) {
             const xd_cast_array *a = &arrays[k];
@@ -1786,11 +1786,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
 }
 
 static xd_result xdi_cuda_scale(const xd_launch *launch, const xd_scale_args *args) {
-    XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
+    XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
     if (args->count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(
         launch, xdi_cuda_grid_of((args->count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK, XDI_CUDA_THREADS),
         xdi_cuda_scale_kernel, args->data, (int)args->dtype, args->count, xdi_cuda_is_aligned16(args->data),
@@ -1807,19 +1807,19 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
 
 template <typename Updates, typename Pairs, typename Counts>
 static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
     return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
 }
 
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
                                            xdi_cuda_list<xdi_cuda_count>>(ctx)));
-    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
                                            xdi_cuda_kept<xdi_cuda_update>>(ctx)));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
 
@@ -2008,11 +2008,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     const bool exact = args->exact && args->type != XD_NORM_MAX;
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
                     "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(args->arrays[k].dtype));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
     int64_t chunks = 0;
     for (int64_t k = 0; k < args->array_count; k++)
@@ -2020,7 +2020,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
     if (chunks == 0) return XD_OK;
     const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
     bool first = true;
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
+    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
         args->array_count,
         [&](int64_t k, xdi_cuda_norm_item *item) {
             const xd_norm_array *a = &args->arrays[k];
@@ -2100,15 +2100,15 @@ static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
 
 static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
 }
 
 static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
     return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
 }
 
@@ -2185,7 +2185,7 @@ static xd_result xdi_cuda_matmul_plain(const xd_launch *launch, const xd_matmul_
     const int64_t across = (args->b.cols + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
     if (down == 0 || across == 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(down * across, XDI_CUDA_THREADS), xdi_cuda_matmul_kernel,
                            *args, across);
 }
@@ -2262,14 +2262,14 @@ static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cubl
 
 /* XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(arguments...)); */
 #    define XDI_CUDA_CUBLAS_TRY(ctx, cublas, call) \
-        XDI_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
+        XD_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
 
 static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, const char *name) {
     cublas->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    XDI_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
+    XD_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
 #    define XDI_CUDA_CUBLAS_FIND(function)                                                             \
         cublas->function = reinterpret_cast<decltype(&::function)>(dlsym(cublas->library, #function)); \
-        XDI_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
+        XD_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_FIND)
 #    undef XDI_CUDA_CUBLAS_FIND
     return XD_OK;
@@ -2279,7 +2279,7 @@ static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, cons
 static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
     int major = 0;
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
-    XDI_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
                 "%s is version %zu of cuBLASLt, the unit was built for version %d", name,
                 cublas->cublasLtGetVersion(), CUBLAS_VERSION);
     return XD_OK;
@@ -2289,11 +2289,11 @@ static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cubla
 static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
     xdi_cuda_cublas *cublas = cuda->cublas;
     const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
-    XDI_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
-    XDI_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
+    XD_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
+    XD_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(&cublas->handle));
     cublas->memory = (char *)cuda->allocator.allocate(cuda->allocator.user, bytes);
-    XDI_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
+    XD_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
                 bytes, cuda->device);
     return XD_OK;
 }
@@ -2478,9 +2478,9 @@ struct xdi_cuda_cublas_product {
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulPreferenceSetAttribute(
                                 preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
         return describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, args.out);
     }
 
@@ -2488,8 +2488,8 @@ struct xdi_cuda_cublas_product {
         const int64_t m = args.a.rows, n = args.b.cols;
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-        XDI_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
-        XDI_TRY(describe_side(ctx, args.a, false));
+        XD_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
+        XD_TRY(describe_side(ctx, args.a, false));
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, (uint64_t)n, (uint64_t)m,
                                                        m == 1 ? n : args.out_stride));
@@ -2505,11 +2505,11 @@ static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cud
     cublasLtMatmulHeuristicResult_t best = {};
     int found = 0;
     *taken = false;
-    XDI_TRY(p.describe(launch->ctx, args));
+    XD_TRY(p.describe(launch->ctx, args));
     const cublasStatus_t status = cublas->cublasLtMatmulAlgoGetHeuristic(
         cublas->handle, p.operation, p.first, p.second, p.out, p.out, p.preference, 1, &best, &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
-    XDI_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
+    XD_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
                                    __FILE__, __LINE__, __func__));
     if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS) return XD_OK;
     *taken = true;
@@ -2530,7 +2530,7 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
     piece.a = xdi_cuda_side_rows(a, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_side_rows(b, column, columns));
     piece.out = args.out + row * args.out_stride + column;
-    XDI_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
+    XD_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
     if (taken) return XD_OK;
     piece.a = xdi_cuda_matrix_rows(a.all, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_matrix_rows(b.all, column, columns));
@@ -2540,15 +2540,15 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
 static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul_args &args,
                                         const xdi_cuda_side &a, const xdi_cuda_side &b) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     for (int64_t row = 0; row < a.all.rows; row += a.piece) {
         const int64_t rows = a.all.rows - row < a.piece ? a.all.rows - row : a.piece;
-        XDI_TRY(xdi_cuda_side_round(launch, a, row, rows));
+        XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
         for (int64_t column = 0; column < b.all.rows; column += b.piece) {
             const int64_t columns = b.all.rows - column < b.piece ? b.all.rows - column : b.piece;
             /* One piece stays where it is while the rows of a change. */
-            if (row == 0 || columns < b.all.rows) XDI_TRY(xdi_cuda_side_round(launch, b, column, columns));
-            XDI_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
+            if (row == 0 || columns < b.all.rows) XD_TRY(xdi_cuda_side_round(launch, b, column, columns));
+            XD_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
         }
     }
     return XD_OK;
@@ -2585,8 +2585,8 @@ static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *na
     char of_this_toolkit[32];
     snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
     cuda->cublas = (xdi_cuda_cublas *)xd_allocate(ctx, sizeof *cuda->cublas);
-    XDI_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
+    XD_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
     return xdi_cuda_cublas_set_up(ctx, cuda, name[0] ? name : of_this_toolkit);
 }
 
@@ -2597,7 +2597,7 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
 }
 
 static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *, const char *) {
-    return XDI_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
+    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
 }
 
 static void xdi_cuda_cublas_close(xd_cuda *) {}
@@ -2993,7 +2993,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_loss_references_kernel<TEAM>, *a);
@@ -3041,7 +3041,7 @@ xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_merge_references_kernel,
                            *a);
 }
@@ -3192,7 +3192,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
@@ -3346,7 +3346,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_combine_kernel, *a);
 }
 
@@ -3444,7 +3444,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid
 
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
@@ -3486,7 +3486,7 @@ xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_mixture_combine_kernel,
                            *a);
 }
@@ -3624,7 +3624,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
@@ -3782,7 +3782,7 @@ xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
@@ -3792,27 +3792,27 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 /* ---- loading, of loss.cu too ---- */
 
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
 }
 
 template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
-    XDI_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
-    XDI_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XDI_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
     return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
 }
 
 static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
-    XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XD_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
@@ -4250,7 +4250,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
                            : 0;
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOGITS(
         a->student.dtype, X, { XDI_CUDA_LOGITS(a->teacher.data ? a->teacher.dtype : a->student.dtype, Y, {
             return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
@@ -4277,7 +4277,7 @@ static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bo
     int sum = -1;
     xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
     grid.cluster = blocks;
-    XDI_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
+    XD_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
     XDI_CUDA_TRY(
         ctx, cudaMemcpyAsync(&sum, memory, sizeof sum, cudaMemcpyDeviceToHost, (cudaStream_t)launch.stream));
     XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
@@ -4291,7 +4291,7 @@ template <typename X, typename Y>
 static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
     void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;
     const int bytes = (int)(cuda->block_shared_bytes - XDI_CUDA_CLUSTER_STATIC);
-    XDI_TRY(xdi_cuda_load(ctx, kernel));
+    XD_TRY(xdi_cuda_load(ctx, kernel));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     for (; *most > 0; *most /= 2) {
@@ -4323,13 +4323,13 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
     architecture = 900;
 #endif
     if (cuda->capability >= 90 && architecture >= 900 && launches != 0 && shared_bytes >= 64 << 10)
-        XDI_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
+        XD_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
     cuda->block_shared_bytes = (size_t)shared_bytes;
     if (works) {
-        XDI_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
     }
     if (!works || most == 0) {
         xd_log(ctx, XD_LOG_WARN,
@@ -4375,7 +4375,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_c
 
 static xd_result xdi_cuda_rows_count(const xd_launch *launch, const xd_positions *positions, int64_t *part) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_count_kernel,
                            *positions, part);
 }
@@ -4395,7 +4395,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
 static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_t *part,
                                            xd_denominator *out) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_denominator_kernel, part,
                            out);
 }
@@ -4408,7 +4408,7 @@ static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, con
 static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
                                      const xd_denominator *counted, double *out) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_ratio_kernel, hit,
                            counted, out);
 }
@@ -4433,7 +4433,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_scales_kernel(const __grid_
 
 static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
 }
 
@@ -4558,7 +4558,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
 static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
                     : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
 }
@@ -4616,7 +4616,7 @@ static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_ro
 
 static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_finish_kernel, *a,
                            launch->status);
 }
@@ -4639,7 +4639,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
 static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                              const uint8_t *mask, int64_t columns, float *maxima) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
                            mask, columns, maxima);
 }
@@ -4656,7 +4656,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *id
 
 static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
                            ids, count);
 }
@@ -4664,14 +4664,14 @@ static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, i
 /* ---- table ---- */
 
 static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
 
@@ -4723,7 +4723,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid
 
 static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
 }
 
@@ -4772,7 +4772,7 @@ xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_correct_kernel, *a);
 }
 
@@ -4887,7 +4887,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
 
 static xd_result xdi_cuda_mft_write(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_write_kernel<TEAM>, *a);
@@ -4923,7 +4923,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_
 
 static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_largest_kernel<TEAM>, *a);
@@ -4987,7 +4987,7 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
@@ -5037,7 +5037,7 @@ xdi_cuda_mft_cosine_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_cosine_kernel, *a);
 }
 
@@ -5077,7 +5077,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
 
 static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_slopes_kernel<TEAM>, *a);
@@ -5087,18 +5087,18 @@ static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args 
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_mft_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_mft_slopes_kernel<TEAM>);
 }
 
 static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
-    XDI_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
+    XD_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_mft_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
@@ -5148,7 +5148,7 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_softmax_stats_kernel<TEAM>, *a);
@@ -5181,7 +5181,7 @@ xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_softmax_merge_kernel, *a);
 }
 
@@ -5261,7 +5261,7 @@ xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
 template <int FORM>
 static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
@@ -5287,7 +5287,7 @@ xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
                                xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
@@ -5307,7 +5307,7 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
                            xdi_cuda_softmax_pick_kernel, *a);
 }
@@ -5329,7 +5329,7 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
                            xdi_cuda_softmax_take_kernel, *a);
 }
@@ -5347,7 +5347,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_
 static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
                                        const uint8_t *mask, int64_t rows, uint8_t *hits) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_softmax_hits_kernel, argmax, labels,
                            mask, rows, hits);
 }
@@ -5355,19 +5355,19 @@ static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *a
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_TARGET, TEAM>);
 }
 
 static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
-    XDI_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
+    XD_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_softmax_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
@@ -5407,7 +5407,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_maxima_kernel<TEAM>, *a);
@@ -5499,7 +5499,7 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
@@ -5582,7 +5582,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_merge_kernel(const __grid_c
 
 static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_topk_merge_kernel, *a);
 }
@@ -5815,7 +5815,7 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
 
 static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_topk_divergence_kernel, *a);
 }
@@ -5871,7 +5871,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
 
 static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_grad_kernel<TEAM>, *a);
@@ -5891,7 +5891,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid
 
 static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
                            *a);
 }
@@ -5899,17 +5899,17 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 /* ---- loading ---- */
 
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
 }
 
 static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
-    XDI_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XD_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
@@ -6054,7 +6054,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
 static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *a) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOGITS(a->logits.dtype, T,
                     { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
 }
@@ -6119,7 +6119,7 @@ xdi_cuda_select_merge_kernel(const __grid_constant__ xd_select_args a) {
 
 static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_select_merge_kernel, *a);
 }
@@ -6127,8 +6127,8 @@ static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_
 /* ---- table of the losses ---- */
 
 static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
     return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
 }
 
@@ -6231,7 +6231,7 @@ xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->place_count * a->matrix.k, XDI_CUDA_WARP),
@@ -6281,7 +6281,7 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
@@ -6374,7 +6374,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
 
 static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_divergence_kernel, *a);
@@ -6423,7 +6423,7 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
@@ -6494,7 +6494,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_gradient_kernel, *a);
@@ -6509,9 +6509,9 @@ xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
 }
 
 static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
-    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
 }
 
@@ -6533,7 +6533,7 @@ xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
 }
@@ -6549,7 +6549,7 @@ xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
 }
@@ -6570,7 +6570,7 @@ xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_row_sums_kernel, *a);
@@ -6590,7 +6590,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
 }
 
@@ -6604,7 +6604,7 @@ xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
 }
@@ -6612,19 +6612,19 @@ static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtok
 /* ---- table ---- */
 
 static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
@@ -6699,7 +6699,7 @@ xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const
 
 static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
     int64_t first = 0;
     do {
@@ -6711,10 +6711,10 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
             part.count = a->count - first;
         const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
         if (lse && part.count > 0)
-            XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
                                     xdi_cuda_xtoken_lse_kernel, part));
         XDI_CUDA_CELLS(a->fixed, FIXED, {
-            XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
+            XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
         })
         first += part.count;
@@ -6833,10 +6833,10 @@ static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    if (a->columns > 0) XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
+    XD_TRY(scope.result);
+    if (a->columns > 0) XD_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
         return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, *a, blocks);
     })
 }
@@ -6847,10 +6847,10 @@ static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xd_xtoken_args total = *a;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     total.best = NULL;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
         return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
     })
 }
@@ -6906,9 +6906,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
 static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     const size_t shared = t->k <= XDI_CUDA_TAIL_SHARED ? (size_t)t->k * sizeof(uint64_t) : 0;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (t->k == 0) return XD_OK;
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TAIL_TEAM, shared),
                            xdi_cuda_xtoken_tail_kernel, *t);
 }
@@ -6971,23 +6971,23 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
 
 static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_xtoken_merge_kernel,
                            *m);
 }
 
 static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_xtoken_tail_kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(XDI_CUDA_TAIL_SHARED * sizeof(uint64_t))));
@@ -7046,7 +7046,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_moments_kernel, *a);
@@ -7067,7 +7067,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_
 
 static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count * a->k == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
@@ -7115,15 +7115,15 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_compare_kernel, *a);
 }
 
 static xd_result xdi_cuda_xtoken_rows_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_compare_kernel);
 }
 
@@ -7188,7 +7188,7 @@ xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0 || a->k == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->k, XDI_CUDA_WARP),
@@ -7236,7 +7236,7 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_list_divergence_kernel, *a);
@@ -7259,7 +7259,7 @@ xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
@@ -7278,19 +7278,19 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slots_kernel(const __grid_c
 
 static xd_result xdi_cuda_list_slots(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->k == 0) return XD_OK;
-    XDI_TRY(
+    XD_TRY(
         xdi_cuda_fill(launch, a->slots, 0xff, (size_t)(a->place_count * a->vocabulary) * sizeof *a->slots));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_slots_kernel, *a);
 }
 
 static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
     return xdi_cuda_load(ctx, xdi_cuda_list_slots_kernel);
 }
 
@@ -7325,7 +7325,7 @@ static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeO
             list.chunk[i] = chunk_of(list.first + i);
             list.size[i] = list.chunk[i] < 0 ? 0 : size_of(list.chunk[i]);
         }
-        XDI_TRY(launch_list(list));
+        XD_TRY(launch_list(list));
     }
     return XD_OK;
 }
@@ -7358,7 +7358,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
     const int64_t blocks = (a->rows.cols + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks * XDI_CUDA_CHUNK_GROUPS, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); }, [](int64_t) { return 0; },
         [&](const xdi_cuda_chunk_list &list) {
@@ -7380,7 +7380,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
 
 static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->count, [](int64_t chunk) { return chunk; }, [&](int64_t chunk) { return a->sizes[chunk]; },
         [&](const xdi_cuda_chunk_list &list) {
@@ -7407,7 +7407,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_spread_kernel(
 
 static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); },
         [&](int64_t chunk) { return a->sizes[chunk]; },
@@ -7418,9 +7418,9 @@ static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_a
 }
 
 static xd_result xdi_cuda_chunks_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_averages_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_averages_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_chunk_spread_kernel);
 }
 
@@ -7488,7 +7488,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_merge_kernel(const __grid_co
 
 static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
 }
 
@@ -7607,10 +7607,10 @@ static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_ar
         p.first = pass == 0;
         p.to = pass % 2 == 0 ? side->spare : side->sorted;
         const xdi_cuda_grid grid = xdi_cuda_grid_of(a->count * p.segments, XDI_CUDA_TEAM_BLOCK);
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                                 xdi_cuda_uld_offset_kernel, p));
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
         p.from = p.to;
     }
     return XD_OK;
@@ -7618,8 +7618,8 @@ static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_ar
 
 static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    for (int which = 0; which < XD_ULD_SIDES; which++) XDI_TRY(xdi_cuda_uld_sort_side(launch, a, which));
+    XD_TRY(scope.result);
+    for (int which = 0; which < XD_ULD_SIDES; which++) XD_TRY(xdi_cuda_uld_sort_side(launch, a, which));
     return XD_OK;
 }
 
@@ -7738,8 +7738,8 @@ static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args
     const int64_t segments = xdi_cuda_uld_segments(ranks);
     const int64_t parts = segments + xdi_cuda_uld_segments(a->matched_count);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
+    XD_TRY(scope.result);
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
                             xdi_cuda_uld_compare_kernel, *a, ranks, segments, parts));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_total_kernel,
                            *a, parts);
@@ -7778,7 +7778,7 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
     enum { COLUMNS = XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
     const int64_t parts = (a->gradient.cols + COLUMNS - 1) / COLUMNS;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows * parts, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_uld_gradient_kernel, *a, parts);
@@ -7828,8 +7828,8 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
 static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
     const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
+    XD_TRY(scope.result);
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
                            blocks);
 }
@@ -7875,23 +7875,23 @@ xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
 static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
     const int64_t blocks = xdi_cuda_uld_blocks(a->count);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(
+    XD_TRY(scope.result);
+    XD_TRY(
         XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
                            blocks);
 }
 
 static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
 }
 
@@ -7921,23 +7921,23 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
 }
 
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
-    XDI_TRY(xdi_cuda_copy_load(ctx));
-    XDI_TRY(xdi_cuda_reduce_load(ctx));
-    XDI_TRY(xdi_cuda_norm_load(ctx));
-    XDI_TRY(xdi_cuda_matmul_load(ctx));
-    XDI_TRY(xdi_cuda_optimizer_load(ctx));
-    XDI_TRY(xdi_cuda_loss_load(ctx));
-    XDI_TRY(xdi_cuda_mft_load(ctx));
-    XDI_TRY(xdi_cuda_rows_load(ctx));
-    XDI_TRY(xdi_cuda_softmax_load(ctx));
-    XDI_TRY(xdi_cuda_xtoken_load(ctx));
-    XDI_TRY(xdi_cuda_gold_load(ctx));
-    XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
-    XDI_TRY(xdi_cuda_list_kernels_load(ctx));
-    XDI_TRY(xdi_cuda_chunks_load(ctx));
-    XDI_TRY(xdi_cuda_uld_load(ctx));
-    XDI_TRY(xdi_cuda_topk_load(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
+    XD_TRY(xdi_cuda_copy_load(ctx));
+    XD_TRY(xdi_cuda_reduce_load(ctx));
+    XD_TRY(xdi_cuda_norm_load(ctx));
+    XD_TRY(xdi_cuda_matmul_load(ctx));
+    XD_TRY(xdi_cuda_optimizer_load(ctx));
+    XD_TRY(xdi_cuda_loss_load(ctx));
+    XD_TRY(xdi_cuda_mft_load(ctx));
+    XD_TRY(xdi_cuda_rows_load(ctx));
+    XD_TRY(xdi_cuda_softmax_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XD_TRY(xdi_cuda_list_kernels_load(ctx));
+    XD_TRY(xdi_cuda_chunks_load(ctx));
+    XD_TRY(xdi_cuda_uld_load(ctx));
+    XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
 
@@ -7983,7 +7983,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     XDI_CUDA_TRY(ctx,
                  cudaDeviceGetAttribute(&cuda->processors, cudaDevAttrMultiProcessorCount, cuda->device));
     cuda->capability = 10 * major + minor;
-    XDI_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
                 "device %d has compute capability %d.%d; 8.0 is the least", cuda->device, major, minor);
     return XD_OK;
 }
@@ -7993,7 +7993,7 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;
     int *result = (int *)cuda->workspace;
-    XDI_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
+    XD_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
     XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&architecture, result, sizeof architecture, cudaMemcpyDeviceToHost,
                                       (cudaStream_t)launch.stream));
     XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
@@ -8007,14 +8007,14 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
 
 static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc *desc) {
     int architecture = 0;
-    XDI_TRY(xdi_cuda_inspect(ctx, cuda));
+    XD_TRY(xdi_cuda_inspect(ctx, cuda));
     cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
-    XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
+    XD_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
-    XDI_TRY(xdi_cuda_load_all(ctx));
-    XDI_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
-    if (desc->cublas) XDI_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
+    XD_TRY(xdi_cuda_load_all(ctx));
+    XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
+    if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
     return desc->cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
 }
 
@@ -8027,10 +8027,10 @@ static void xdi_cuda_free(xd_cuda *cuda) {
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
     const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
-    XDI_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
+    XD_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
     cuda->ctx = ctx;
     cuda->kernels = xdi_cuda_table();
     cuda->allocator = d.allocator;
@@ -8059,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b270c619d5d6c27841514706575a1320b297206ed5c8dd0f920e789e386f3514 */
+/* xdistill sha256 f132aee8153f98145d1ab2b62b8d7a1baad0b20d8891f72f9a4a34286f8bc588 */

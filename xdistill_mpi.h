@@ -215,16 +215,16 @@ static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
     xdi_mpi_missing(t, missing, sizeof missing);
     xdi_mpi_give_up(t);
     if (late && culprit == me)
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
-                                "rank %d came after the deadline: the world is broken", me);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                               "rank %d came after the deadline: the world is broken", me);
     if (late && waiting) {
         if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
-                                "rank%s %s did not arrive before the deadline",
-                                strchr(missing, ',') ? "s" : "", missing);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                               "rank%s %s did not arrive before the deadline",
+                               strchr(missing, ',') ? "s" : "", missing);
     }
-    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
-                            late ? "did not arrive before the deadline" : "failed or left");
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                           late ? "did not arrive before the deadline" : "failed or left");
 }
 
 /* An error of MPI itself, in a message from or to `peer`. */
@@ -235,8 +235,8 @@ static xd_result xdi_mpi_fault(xdi_mpi *t, int code, int peer) {
     MPI_Error_string(code, text, &length);
     xdi_mpi_break(t->world, XD_ERROR_PEER, culprit);
     xdi_mpi_give_up(t);
-    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "messages with rank %d fail: %.200s",
-                            culprit, text);
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "messages with rank %d fail: %.200s", culprit,
+                           text);
 }
 
 /* ---- messages ---- */
@@ -253,7 +253,7 @@ static xd_result xdi_mpi_test_each(xdi_mpi *t) {
 
 static xd_result xdi_mpi_expire(xdi_mpi *t) {
     char missing[160];
-    XDI_TRY(xdi_mpi_test_each(t));
+    XD_TRY(xdi_mpi_test_each(t));
     const int first = xdi_mpi_missing(t, missing, sizeof missing);
     if (first < 0) return XD_OK; /* the last one came just now */
     xdi_mpi_break(t->world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
@@ -266,18 +266,18 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
         int done = 0;
         const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
         if (code != MPI_SUCCESS) {
-            XDI_TRY(xdi_mpi_test_each(t));
+            XD_TRY(xdi_mpi_test_each(t));
             return xdi_mpi_fault(t, code, t->peers[0]);
         }
         if (done) break;
         if (turn < XDI_MPI_SPIN) continue;
         sched_yield();
         if (xdi_mpi_is_broken(t->world)) {
-            XDI_TRY(xdi_mpi_test_each(t));
+            XD_TRY(xdi_mpi_test_each(t));
             return xdi_mpi_report(t, true);
         }
         if (xd_now(t->base.ctx) < deadline) continue;
-        XDI_TRY(xdi_mpi_expire(t));
+        XD_TRY(xdi_mpi_expire(t));
         break;
     }
     t->posted = t->arriving = 0;
@@ -316,9 +316,9 @@ static xd_result xdi_mpi_exchange(xdi_mpi *t, int channel, double deadline) {
     const int n = t->base.size, tag = xdi_mpi_tag(t, channel);
     for (bool more = true; more;) {
         more = false;
-        for (int k = 1; k < n; k++) XDI_TRY(xdi_mpi_post(t, (t->base.rank + n - k) % n, true, tag));
-        for (int k = 1; k < n; k++) XDI_TRY(xdi_mpi_post(t, (t->base.rank + k) % n, false, tag));
-        XDI_TRY(xdi_mpi_wait(t, deadline));
+        for (int k = 1; k < n; k++) XD_TRY(xdi_mpi_post(t, (t->base.rank + n - k) % n, true, tag));
+        for (int k = 1; k < n; k++) XD_TRY(xdi_mpi_post(t, (t->base.rank + k) % n, false, tag));
+        XD_TRY(xdi_mpi_wait(t, deadline));
         for (int r = 0; r < n; r++) more = more || t->flows[r].in_bytes || t->flows[r].out_bytes;
     }
     return XD_OK;
@@ -367,7 +367,7 @@ static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine
     (void)next;
     if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
     t->mine = *mine;
-    XDI_TRY(xdi_mpi_gather_records(t, deadline, NULL, transport->size));
+    XD_TRY(xdi_mpi_gather_records(t, deadline, NULL, transport->size));
     memcpy(all, t->records, (size_t)transport->size * sizeof *all);
     return XD_OK;
 }
@@ -440,7 +440,7 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
                            xdi_mpi_in_tile(t->counts[me], at, tile), size);
         }
         xdi_mpi_keep(t);
-        XDI_TRY(xdi_mpi_exchange(t, XDI_MPI_DATA, deadline));
+        XD_TRY(xdi_mpi_exchange(t, XDI_MPI_DATA, deadline));
     }
     return XD_OK;
 }
@@ -454,13 +454,13 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
     for (int64_t at = 0; at < longest; at += tile) {
         const int64_t count = xdi_mpi_in_tile(t->counts[t->base.rank], at, tile);
-        XDI_TRY(xdi_mpi_bring(t, c, stride, at, tile, deadline));
+        XD_TRY(xdi_mpi_bring(t, c, stride, at, tile, deadline));
         if (count == 0) continue;
         char *to = (char *)out + (size_t)at * size;
         if (c->leaves.total)
-            XDI_TRY(xd_reduce_leaves(t->base.ctx, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
+            XD_TRY(xd_reduce_leaves(t->base.ctx, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
         else
-            XDI_TRY(xd_reduce_pieces(t->base.ctx, to, t->pieces, n, count, c->dtype, c->op));
+            XD_TRY(xd_reduce_pieces(t->base.ctx, to, t->pieces, n, count, c->dtype, c->op));
     }
     return XD_OK;
 }
@@ -502,7 +502,7 @@ static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double d
         t->counts[r] = whole ? c->count : each + (r < rest ? 1 : 0);
     }
     char *own = (char *)c->recv + (size_t)t->begins[me] * size;
-    XDI_TRY(xdi_mpi_reduce(t, c, own, c->count, tile, deadline));
+    XD_TRY(xdi_mpi_reduce(t, c, own, c->count, tile, deadline));
     if (whole) return XD_OK;
     xdi_mpi_clear(t);
     for (int r = 0; r < n; r++) {
@@ -535,21 +535,21 @@ static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadlin
     t->mine.count = (uint64_t)c->count;
     t->mine.dtype = (uint32_t)c->dtype;
     const xd_control *offer = sends ? &t->mine : theirs, *reply = sends ? theirs : &t->mine;
-    XDI_TRY(xdi_mpi_tell(t, peer, XDI_MPI_OFFER, sends ? offer : NULL, sends ? NULL : theirs, sizeof *offer,
-                         deadline));
-    XDI_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
-                         deadline));
+    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_OFFER, sends ? offer : NULL, sends ? NULL : theirs, sizeof *offer,
+                        deadline));
+    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
+                        deadline));
     if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
-    XDI_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
-                "rank %d refused its own arguments", t->world_ranks[peer]);
-    XDI_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
-                xd_dtype_name((xd_dtype)reply->dtype));
-    XDI_REQUIRE(t->base.ctx, offer->count == reply->count, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
-                (long long)reply->count);
+    XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
+               "rank %d refused its own arguments", t->world_ranks[peer]);
+    XD_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
+               xd_dtype_name((xd_dtype)reply->dtype));
+    XD_REQUIRE(t->base.ctx, offer->count == reply->count, XD_ERROR_MISMATCH,
+               "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
+               (long long)reply->count);
     const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
-    XDI_TRY(
+    XD_TRY(
         xdi_mpi_tell(t, peer, XDI_MPI_DATA, sends ? c->send : NULL, sends ? NULL : c->recv, bytes, deadline));
     return xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
                         deadline);
@@ -577,16 +577,16 @@ static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int 
     xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
     memset(&t->mine, 0, sizeof t->mine);
     t->mine.sequence = (uint64_t)t->world->next_group;
-    XDI_TRY(xdi_mpi_gather_records(t, deadline, members, size));
+    XD_TRY(xdi_mpi_gather_records(t, deadline, members, size));
     uint64_t id = 0;
     for (int r = 0; r < size; r++) {
         const uint64_t theirs = t->records[members[r]].sequence;
         id = theirs > id ? theirs : id;
     }
-    XDI_REQUIRE(transport->ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
-                "the tags of this MPI are enough for %d groups", t->world->groups - 1);
+    XD_REQUIRE(transport->ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
+               "the tags of this MPI are enough for %d groups", t->world->groups - 1);
     t->world->next_group = (int)id + 1;
-    XDI_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, (int)id, &child));
+    XD_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, (int)id, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     *out = &child->base;
     return XD_OK;
@@ -631,7 +631,7 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
                                 xdi_mpi **out) {
     const size_t n = (size_t)size;
     xdi_mpi *t = (xdi_mpi *)xd_allocate(ctx, sizeof *t);
-    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     t->base.ops = &xdi_mpi_ops;
     t->base.ctx = ctx;
     t->base.rank = rank;
@@ -652,7 +652,7 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->statuses || !t->peers ||
         !t->begins || !t->counts || !t->leaves || !t->pieces) {
         xdi_mpi_destroy(&t->base);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     }
     t->base.world_ranks = t->world_ranks;
     *out = t;
@@ -666,11 +666,11 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
     while (code == MPI_SUCCESS) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (code == MPI_SUCCESS && done) break;
-        XDI_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT,
-                    "some rank of the communicator did not call xd_comm_mpi before the deadline");
+        XD_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT,
+                   "some rank of the communicator did not call xd_comm_mpi before the deadline");
         sched_yield();
     }
-    XDI_REQUIRE(ctx, code == MPI_SUCCESS, XD_ERROR_PEER, "MPI could not %s: code %d", what, code);
+    XD_REQUIRE(ctx, code == MPI_SUCCESS, XD_ERROR_PEER, "MPI could not %s: code %d", what, code);
     return XD_OK;
 }
 
@@ -680,7 +680,7 @@ static xd_result xdi_mpi_agree_level(xd_ctx *ctx, xdi_mpi_world *world) {
     world->levels[0] = (int)xd_ctx_settings(ctx)->cpu;
     const int code =
         MPI_Iallreduce(&world->levels[0], &world->levels[1], 1, MPI_INT, MPI_MIN, world->comm, &request);
-    XDI_TRY(xdi_mpi_join(ctx, code, &request, "agree on a CPU level"));
+    XD_TRY(xdi_mpi_join(ctx, code, &request, "agree on a CPU level"));
     xd_ctx_set_cpu(ctx, (xd_cpu_level)world->levels[1]);
     return XD_OK;
 }
@@ -688,7 +688,7 @@ static xd_result xdi_mpi_agree_level(xd_ctx *ctx, xdi_mpi_world *world) {
 static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Comm_idup(mpi, out, &request);
-    XDI_TRY(xdi_mpi_join(ctx, code, &request, "duplicate the communicator"));
+    XD_TRY(xdi_mpi_join(ctx, code, &request, "duplicate the communicator"));
     MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN);
     return XD_OK;
 }
@@ -700,12 +700,12 @@ static xd_result xdi_mpi_create_world(xd_ctx *ctx, MPI_Comm mpi, int size, xdi_m
     world->staging_bytes = (int64_t)XDI_MPI_STAGING_RANK * size;
     if (world->staging_bytes < XDI_MPI_STAGING) world->staging_bytes = XDI_MPI_STAGING;
     world->staging = (char *)xd_allocate(ctx, (size_t)world->staging_bytes);
-    XDI_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %lld bytes of staging",
-                (long long)world->staging_bytes);
+    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %lld bytes of staging",
+               (long long)world->staging_bytes);
     world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm);
     if (world->failure == XD_OK) world->failure = xdi_mpi_agree_level(ctx, world);
     if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write the handle */
-    XDI_TRY(world->failure);
+    XD_TRY(world->failure);
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
     world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
     return XD_OK;
@@ -715,19 +715,19 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out) {
     int running = 0, finalized = 0, size = 0, rank = 0;
     MPI_Initialized(&running);
     MPI_Finalized(&finalized);
-    XDI_REQUIRE(ctx, running && !finalized, XD_ERROR_STATE,
-                "xd_comm_mpi comes after MPI_Init and before MPI_Finalize");
+    XD_REQUIRE(ctx, running && !finalized, XD_ERROR_STATE,
+               "xd_comm_mpi comes after MPI_Init and before MPI_Finalize");
     MPI_Comm_size(mpi, &size);
     MPI_Comm_rank(mpi, &rank);
     xd_ctx_set_rank(ctx, rank);
     xdi_mpi *t = NULL;
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
-    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
     world->holders = 1; /* this function, until the handle exists */
     xd_result result = xdi_mpi_create_world(ctx, mpi, size, world);
     if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
     xdi_mpi_release_world(ctx, world);
-    XDI_TRY(result);
+    XD_TRY(result);
     for (int r = 0; r < size; r++) t->world_ranks[r] = r;
     return xd_comm_create(ctx, &t->base, out);
 }

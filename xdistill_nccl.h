@@ -153,17 +153,17 @@ static void xdi_nccl_break(xdi_nccl_world *world, xd_result result, int culprit)
 
 static xd_result xdi_nccl_report(const xdi_nccl *t) {
     const xdi_nccl_world *world = t->world;
-    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, world->culprit,
-                            "the world is broken since an earlier %s of this rank",
-                            xd_result_name(world->failure));
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, world->culprit,
+                           "the world is broken since an earlier %s of this rank",
+                           xd_result_name(world->failure));
 }
 
 /* NCCL's text, and the detail it keeps of the last error. */
 static xd_result xdi_nccl_refuse(xd_ctx *ctx, ncclResult_t code, ncclComm_t comm) {
     const char *detail = ncclGetLastError(comm);
     const bool remote = code == ncclRemoteError || code == ncclSystemError;
-    return XDI_FAIL(ctx, remote ? XD_ERROR_PEER : XD_ERROR_DEVICE, "NCCL: %s%s%.300s",
-                    ncclGetErrorString(code), detail && detail[0] ? ": " : "", detail ? detail : "");
+    return XD_FAIL(ctx, remote ? XD_ERROR_PEER : XD_ERROR_DEVICE, "NCCL: %s%s%.300s",
+                   ncclGetErrorString(code), detail && detail[0] ? ": " : "", detail ? detail : "");
 }
 
 static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
@@ -174,8 +174,8 @@ static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
 
 static xd_result xdi_nccl_expire(xdi_nccl *t) {
     xdi_nccl_break(t->world, XD_ERROR_TIMEOUT, -1);
-    return XDI_FAIL(t->base.ctx, XD_ERROR_TIMEOUT,
-                    "some rank of the group of %d did not arrive before the deadline", t->base.size);
+    return XD_FAIL(t->base.ctx, XD_ERROR_TIMEOUT,
+                   "some rank of the group of %d did not arrive before the deadline", t->base.size);
 }
 
 /* A failure of this rank alone in the middle of a call: peers cannot go on without its part. */
@@ -186,7 +186,7 @@ static xd_result xdi_nccl_lost(xdi_nccl *t, xd_result result) {
 
 static xd_result xdi_nccl_cuda(xdi_nccl *t, cudaError_t code) {
     if (code == cudaSuccess) return XD_OK;
-    return xdi_nccl_lost(t, XDI_FAIL(t->base.ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code)));
+    return xdi_nccl_lost(t, XD_FAIL(t->base.ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code)));
 }
 
 /* ---- waiting ---- */
@@ -284,13 +284,13 @@ static xd_result xdi_nccl_gather_records(xdi_nccl *t, const xd_control *mine, do
     const cudaStream_t stream = t->world->stream;
     const size_t n = (size_t)t->base.size, me = (size_t)t->base.rank;
     t->records[me] = *mine;
-    XDI_TRY(xdi_nccl_enter(t, stream));
-    XDI_TRY(xdi_nccl_copy(t, stream, &t->arrived[me], &t->records[me], sizeof *mine));
+    XD_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_copy(t, stream, &t->arrived[me], &t->records[me], sizeof *mine));
     const ncclResult_t code =
         ncclAllGather(&t->arrived[me], t->arrived, sizeof *mine, ncclUint8, t->comm, stream);
-    XDI_TRY(xdi_nccl_settle(t, code, deadline));
-    XDI_TRY(xdi_nccl_copy(t, stream, t->records, t->arrived, n * sizeof *mine));
-    XDI_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_settle(t, code, deadline));
+    XD_TRY(xdi_nccl_copy(t, stream, t->records, t->arrived, n * sizeof *mine));
+    XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
 }
 
@@ -311,7 +311,7 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
     if (xdi_nccl_compares(t, mine, next)) {
         if (t->displaced) record.extra = 1; /* only splits and leaves have a use for it */
-        XDI_TRY(xdi_nccl_gather_records(t, &record, deadline));
+        XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
         for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
         memcpy(all, t->records, (size_t)n * sizeof *all);
         return XD_OK;
@@ -366,7 +366,7 @@ static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStre
             xdi_nccl_put(&batch, r, c->send, 0, c->recv_counts[me], size);
         if (scatter && r == c->root) xdi_nccl_get(&batch, r, c->recv, 0, c->send_counts[me], size);
     }
-    XDI_TRY(xdi_nccl_end(&batch, deadline));
+    XD_TRY(xdi_nccl_end(&batch, deadline));
     if (from < 0 && to < 0) return XD_OK;
     const int64_t count = from >= 0 ? c->send_counts[me] : c->recv_counts[me];
     return xdi_nccl_copy(t, stream, (char *)c->recv + (size_t)(to > 0 ? to : 0) * size,
@@ -421,11 +421,11 @@ static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_
         for (int64_t k = 0; k < xdi_nccl_nodes(t, r); k++)
             xdi_nccl_get(&batch, r, t->world->staging, (slot + k) * tile, own, size);
     }
-    XDI_TRY(xdi_nccl_end(&batch, deadline));
+    XD_TRY(xdi_nccl_end(&batch, deadline));
     for (int64_t k = 0; k < xdi_nccl_nodes(t, me); k++)
-        XDI_TRY(xdi_nccl_copy(t, stream, (char *)(uintptr_t)t->pieces[me] + (size_t)(k * tile) * size,
-                              (const char *)c->send + (size_t)(k * stride + t->begins[me] + at) * size,
-                              (size_t)own * size));
+        XD_TRY(xdi_nccl_copy(t, stream, (char *)(uintptr_t)t->pieces[me] + (size_t)(k * tile) * size,
+                             (const char *)c->send + (size_t)(k * stride + t->begins[me] + at) * size,
+                             (size_t)own * size));
     return XD_OK;
 }
 
@@ -439,17 +439,17 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     int64_t longest = 0;
     launch.stream = stream;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
-    XDI_TRY(xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->world->spare, 0)));
+    XD_TRY(xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->world->spare, 0)));
     for (int64_t at = 0; at < longest; at += tile) {
         const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, tile);
-        XDI_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
+        XD_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
         if (count == 0) continue;
         char *to = (char *)out + (size_t)at * size;
         const xd_result result =
             c->leaves.total
                 ? reduce.leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
                 : reduce.pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
-        XDI_TRY(xdi_nccl_lost(t, result));
+        XD_TRY(xdi_nccl_lost(t, result));
     }
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
@@ -474,9 +474,9 @@ static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
 
 static xd_result xdi_nccl_room(xdi_nccl *t, int64_t tile) {
     if (tile > 0) return XD_OK;
-    return xdi_nccl_lost(t, XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY,
-                                     "%lld bytes of staging do not hold one element of every node of a sum",
-                                     (long long)t->world->staging_bytes));
+    return xdi_nccl_lost(t, XD_FAIL(t->base.ctx, XD_ERROR_MEMORY,
+                                    "%lld bytes of staging do not hold one element of every node of a sum",
+                                    (long long)t->world->staging_bytes));
 }
 
 /* What NCCL's own sums are good enough for: FAST sums, and whatever has no rounding. NCCL's MAX and MIN may
@@ -514,7 +514,7 @@ static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cu
         return xdi_nccl_settle(t, code, deadline);
     }
     const int64_t tile = xdi_nccl_tile(t, c);
-    XDI_TRY(xdi_nccl_room(t, tile));
+    XD_TRY(xdi_nccl_room(t, tile));
     for (int r = 0; r < n; r++) {
         t->begins[r] = xdi_nccl_place(c->send_displacements, r, c->send_counts[r], &total);
         t->counts[r] = c->send_counts[r];
@@ -535,7 +535,7 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
         return xdi_nccl_settle(t, code, deadline);
     }
     const int64_t tile = xdi_nccl_tile(t, c);
-    XDI_TRY(xdi_nccl_room(t, tile));
+    XD_TRY(xdi_nccl_room(t, tile));
     const bool whole = c->count <= tile && (size_t)c->count * size <= (size_t)XDI_NCCL_SHORT;
     const int64_t each = c->count / n, rest = c->count % n;
     for (int r = 0; r < n; r++) {
@@ -543,7 +543,7 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
         t->counts[r] = whole ? c->count : each + (r < rest ? 1 : 0);
     }
     char *own = (char *)c->recv + (size_t)t->begins[me] * size;
-    XDI_TRY(xdi_nccl_reduce(t, c, stream, own, c->count, tile, deadline));
+    XD_TRY(xdi_nccl_reduce(t, c, stream, own, c->count, tile, deadline));
     if (whole) return XD_OK;
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 0; r < n; r++) {
@@ -558,18 +558,18 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
 /* Starts a call whose memory is all on the device. */
 static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
-    XDI_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_enter(t, stream));
     if (c->kind == XD_COLLECTIVE_ALL_REDUCE) {
-        XDI_TRY(xdi_nccl_all_reduce(t, c, stream, deadline));
+        XD_TRY(xdi_nccl_all_reduce(t, c, stream, deadline));
     } else if (c->kind == XD_COLLECTIVE_REDUCE_SCATTER) {
-        XDI_TRY(xdi_nccl_reduce_scatter(t, c, stream, deadline));
+        XD_TRY(xdi_nccl_reduce_scatter(t, c, stream, deadline));
     } else if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) {
         xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
         if (c->kind == XD_COLLECTIVE_SEND) xdi_nccl_put(&batch, c->root, c->send, 0, c->count, size);
         if (c->kind == XD_COLLECTIVE_RECV) xdi_nccl_get(&batch, c->root, c->recv, 0, c->count, size);
-        XDI_TRY(xdi_nccl_end(&batch, deadline));
+        XD_TRY(xdi_nccl_end(&batch, deadline));
     } else {
-        XDI_TRY(xdi_nccl_move(t, c, stream, deadline));
+        XD_TRY(xdi_nccl_move(t, c, stream, deadline));
     }
     return xdi_nccl_leave(t, stream);
 }
@@ -619,8 +619,8 @@ static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     world->mirror = (char *)memory.allocate(t->base.ctx, bytes);
     if (!world->mirror)
         return xdi_nccl_lost(t,
-                             XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY,
-                                      "the GPU has no room for %lld bytes of host memory", (long long)bytes));
+                             XD_FAIL(t->base.ctx, XD_ERROR_MEMORY,
+                                     "the GPU has no room for %lld bytes of host memory", (long long)bytes));
     world->mirror_bytes = bytes;
     return XD_OK;
 }
@@ -632,16 +632,16 @@ static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t s
     const cudaStream_t stream = t->world->stream;
     const size_t behind = (send + 255) / 256 * 256;
     xd_collective record = *c;
-    XDI_TRY(xdi_nccl_widen(t, behind + recv));
+    XD_TRY(xdi_nccl_widen(t, behind + recv));
     if (send) record.send = t->world->mirror;
     if (recv) record.recv = t->world->mirror + behind;
-    XDI_TRY(xdi_nccl_enter(t, stream));
-    XDI_TRY(xdi_nccl_copy(t, stream, t->world->mirror, c->send, send));
-    XDI_TRY(xdi_nccl_copy(t, stream, t->world->mirror + behind, c->recv, recv));
-    XDI_TRY(xdi_nccl_start(t, &record, stream, deadline));
-    XDI_TRY(xdi_nccl_wait(t, deadline)); /* the copy may wait inside CUDA, but for nothing any more */
-    XDI_TRY(xdi_nccl_copy(t, stream, c->recv, t->world->mirror + behind, recv));
-    XDI_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_copy(t, stream, t->world->mirror, c->send, send));
+    XD_TRY(xdi_nccl_copy(t, stream, t->world->mirror + behind, c->recv, recv));
+    XD_TRY(xdi_nccl_start(t, &record, stream, deadline));
+    XD_TRY(xdi_nccl_wait(t, deadline)); /* the copy may wait inside CUDA, but for nothing any more */
+    XD_TRY(xdi_nccl_copy(t, stream, c->recv, t->world->mirror + behind, recv));
+    XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
 }
 
@@ -654,8 +654,8 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
     const bool from_host = xdi_nccl_on_host(t, c->send, send), to_host = xdi_nccl_on_host(t, c->recv, recv);
     if (!from_host && !to_host) return xdi_nccl_start(t, c, stream, deadline);
     if (send && recv && from_host != to_host) { /* the other side is of a stream of the caller */
-        XDI_TRY(xdi_nccl_enter(t, stream));
-        XDI_TRY(xdi_nccl_leave(t, stream));
+        XD_TRY(xdi_nccl_enter(t, stream));
+        XD_TRY(xdi_nccl_leave(t, stream));
     }
     return xdi_nccl_run_host(t, c, (size_t)send * size, (size_t)recv * size, deadline);
 }
@@ -668,14 +668,14 @@ static xd_result xdi_nccl_swap(xdi_nccl *t, int peer, const xd_control *mine, do
     const int me = t->base.rank;
     const size_t size = sizeof *mine;
     t->records[me] = *mine;
-    XDI_TRY(xdi_nccl_enter(t, stream));
-    XDI_TRY(xdi_nccl_copy(t, stream, &t->arrived[me], &t->records[me], size));
+    XD_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_copy(t, stream, &t->arrived[me], &t->records[me], size));
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     xdi_nccl_put(&batch, peer, t->arrived, me, 1, size);
     xdi_nccl_get(&batch, peer, t->arrived, peer, 1, size);
-    XDI_TRY(xdi_nccl_end(&batch, deadline));
-    XDI_TRY(xdi_nccl_copy(t, stream, &t->records[peer], &t->arrived[peer], size));
-    XDI_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_end(&batch, deadline));
+    XD_TRY(xdi_nccl_copy(t, stream, &t->records[peer], &t->arrived[peer], size));
+    XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
 }
 
@@ -693,18 +693,18 @@ static xd_result xdi_nccl_pair(xdi_nccl *t, const xd_collective *c, double deadl
         xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[me]); /* as in control */
         return XD_OK;
     }
-    XDI_TRY(xdi_nccl_swap(t, c->root, &mine, deadline));
+    XD_TRY(xdi_nccl_swap(t, c->root, &mine, deadline));
     const xd_control *theirs = &t->records[c->root], *offer = sends ? &mine : theirs,
                      *wish = sends ? theirs : &mine;
     if (mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
-    XDI_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
-                "rank %d refused its own arguments", t->world_ranks[c->root]);
-    XDI_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
-                xd_dtype_name((xd_dtype)wish->dtype));
-    XDI_REQUIRE(t->base.ctx, offer->count == wish->count, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
-                (long long)wish->count);
+    XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
+               "rank %d refused its own arguments", t->world_ranks[c->root]);
+    XD_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
+               xd_dtype_name((xd_dtype)wish->dtype));
+    XD_REQUIRE(t->base.ctx, offer->count == wish->count, XD_ERROR_MISMATCH,
+               "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
+               (long long)wish->count);
     return xdi_nccl_run(t, c, deadline);
 }
 
@@ -736,19 +736,19 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
     if (rank == 0) {
         const ncclResult_t code = ncclGetUniqueId(id);
         if (code != ncclSuccess) return xdi_nccl_fault(t, code);
-        XDI_TRY(xdi_nccl_copy(t, stream, t->world->mirror, id, bytes));
+        XD_TRY(xdi_nccl_copy(t, stream, t->world->mirror, id, bytes));
     }
-    XDI_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_enter(t, stream));
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 1; r < size && rank == 0; r++)
         xdi_nccl_put(&batch, members[r], t->world->mirror, 0, 1, bytes);
     if (rank > 0) xdi_nccl_get(&batch, members[0], t->world->mirror, 0, 1, bytes);
-    XDI_TRY(xdi_nccl_end(&batch, deadline));
-    XDI_TRY(xdi_nccl_leave(t, stream));
-    XDI_TRY(xdi_nccl_wait(t, deadline));
+    XD_TRY(xdi_nccl_end(&batch, deadline));
+    XD_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_wait(t, deadline));
     if (rank == 0) return XD_OK;
-    XDI_TRY(xdi_nccl_copy(t, stream, id, t->world->mirror, bytes));
-    XDI_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_copy(t, stream, id, t->world->mirror, bytes));
+    XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
 }
 
@@ -759,7 +759,7 @@ static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int
     xdi_nccl *t = (xdi_nccl *)transport, *child = NULL;
     ncclUniqueId id;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    XDI_TRY(xdi_nccl_create(t->world, size, rank, &child));
+    XD_TRY(xdi_nccl_create(t->world, size, rank, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     xd_result result = xdi_nccl_hand_on(t, members, size, rank, &id, deadline);
     if (result == XD_OK) result = xdi_nccl_join(child, &id, deadline);
@@ -823,7 +823,7 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     const size_t n = (size_t)size;
     void *records = NULL;
     xdi_nccl *t = (xdi_nccl *)xd_allocate(ctx, sizeof *t);
-    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     t->base.ops = &xdi_nccl_ops;
     t->base.ctx = ctx;
     t->base.rank = rank;
@@ -844,8 +844,8 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived ||
         code != cudaSuccess) {
         xdi_nccl_destroy(&t->base);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks: CUDA says %s", size,
-                        cudaGetErrorString(code));
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks: CUDA says %s", size,
+                       cudaGetErrorString(code));
     }
     *out = t;
     return XD_OK;
@@ -861,7 +861,7 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
 /* Between two looks at a file or a port. */
 static xd_result xdi_nccl_nap(xd_ctx *ctx, const char *what, const char *where, double deadline) {
     const struct timespec nap = { 0, 10000000 };
-    XDI_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT, "no %s %s before the deadline", what, where);
+    XD_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT, "no %s %s before the deadline", what, where);
     nanosleep(&nap, NULL);
     return XD_OK;
 }
@@ -871,10 +871,10 @@ static xd_result xdi_nccl_read_id(xd_ctx *ctx, const char *path, ncclUniqueId *i
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file = 0;
     while (files->open(files->user, path, XD_FILE_READ, &file) != 0)
-        XDI_TRY(xdi_nccl_nap(ctx, "id in the file", path, deadline));
+        XD_TRY(xdi_nccl_nap(ctx, "id in the file", path, deadline));
     const int code = files->read(files->user, file, id, sizeof *id, 0);
     files->close(files->user, file);
-    XDI_REQUIRE(ctx, code == 0, XD_ERROR_IO, "%s holds no id: %s", path, strerror(code));
+    XD_REQUIRE(ctx, code == 0, XD_ERROR_IO, "%s holds no id: %s", path, strerror(code));
     return XD_OK;
 }
 
@@ -924,10 +924,10 @@ static int xdi_nccl_greet(int caller, int size, const ncclUniqueId *id) {
 /* Rank 0 gives the id to every other rank. A rank that was cut off asks again, so ranks are counted once. */
 static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const ncclUniqueId *id, double deadline) {
     bool *served = (bool *)xd_allocate(ctx, (size_t)d->size * sizeof *served);
-    XDI_REQUIRE(ctx, served, XD_ERROR_MEMORY, "no room for a list of %d ranks", d->size);
+    XD_REQUIRE(ctx, served, XD_ERROR_MEMORY, "no room for a list of %d ranks", d->size);
     const int door = xdi_nccl_open(NULL, d->port);
     xd_result result = XD_OK;
-    if (door < 0) result = XDI_FAIL(ctx, XD_ERROR_IO, "cannot listen on port %s", d->port);
+    if (door < 0) result = XD_FAIL(ctx, XD_ERROR_IO, "cannot listen on port %s", d->port);
     for (int left = d->size - 1; left > 0 && result == XD_OK;) {
         const int caller = accept(door, NULL, NULL); /* waits a second at most */
         const int rank = caller >= 0 ? xdi_nccl_greet(caller, d->size, id) : -1;
@@ -950,7 +950,7 @@ static xd_result xdi_nccl_ask(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqueId *
                           recv(line, id, sizeof *id, MSG_WAITALL) == (ssize_t)sizeof *id;
         if (line >= 0) close(line);
         if (told) return XD_OK;
-        XDI_TRY(xdi_nccl_nap(ctx, "answer of rank 0 at", d->host, deadline));
+        XD_TRY(xdi_nccl_nap(ctx, "answer of rank 0 at", d->host, deadline));
     }
 }
 
@@ -961,7 +961,7 @@ static xd_result xdi_nccl_learn_id(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqu
     }
     if (d->rank > 0)
         return d->file ? xdi_nccl_read_id(ctx, d->file, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
-    XDI_TRY(xd_nccl_unique_id(ctx, id));
+    XD_TRY(xd_nccl_unique_id(ctx, id));
     if (d->size == 1) return XD_OK;
     return d->file ? xd_file_save(ctx, d->file, id, sizeof *id) : xdi_nccl_serve(ctx, d, id, deadline);
 }
@@ -970,13 +970,13 @@ static xd_result xdi_nccl_learn_id(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqu
 
 static xd_result xdi_nccl_validate(xd_ctx *ctx, const xd_nccl_desc *d) {
     const xd_kernels *kernels = xd_ctx_settings(ctx)->kernels; /* NULL: the CPU's */
-    XDI_REQUIRE(ctx, d->size >= 1 && d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT,
-                "rank %d is outside [0, %d)", d->rank, d->size);
-    XDI_REQUIRE(ctx, d->size == 1 || d->id || d->file || (d->host && d->port), XD_ERROR_ARGUMENT,
-                "%d ranks need an id, a file, or a host and a port", d->size);
-    XDI_REQUIRE(ctx, d->compare >= -1, XD_ERROR_ARGUMENT, "compare is %lld", (long long)d->compare);
-    XDI_REQUIRE(ctx, kernels && kernels->device == XD_DEVICE_CUDA, XD_ERROR_STATE,
-                "xd_comm_nccl comes after xd_cuda_create");
+    XD_REQUIRE(ctx, d->size >= 1 && d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT,
+               "rank %d is outside [0, %d)", d->rank, d->size);
+    XD_REQUIRE(ctx, d->size == 1 || d->id || d->file || (d->host && d->port), XD_ERROR_ARGUMENT,
+               "%d ranks need an id, a file, or a host and a port", d->size);
+    XD_REQUIRE(ctx, d->compare >= -1, XD_ERROR_ARGUMENT, "compare is %lld", (long long)d->compare);
+    XD_REQUIRE(ctx, kernels && kernels->device == XD_DEVICE_CUDA, XD_ERROR_STATE,
+               "xd_comm_nccl comes after xd_cuda_create");
     return XD_OK;
 }
 
@@ -987,16 +987,16 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     int device = -1;
     world->staging = (char *)memory.allocate(ctx, world->staging_bytes);
     world->mirror = (char *)memory.allocate(ctx, XDI_NCCL_MIRROR);
-    XDI_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
-                "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
+    XD_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
+               "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
     world->mirror_bytes = XDI_NCCL_MIRROR;
     cudaError_t code = cudaGetDevice(&device);
     if (code == cudaSuccess) code = cudaPointerGetAttributes(&attributes, world->staging);
-    XDI_REQUIRE(ctx, code != cudaSuccess || attributes.device == device, XD_ERROR_STATE,
-                "the current device is %d, that of the context %d", device, attributes.device);
+    XD_REQUIRE(ctx, code != cudaSuccess || attributes.device == device, XD_ERROR_STATE,
+               "the current device is %d, that of the context %d", device, attributes.device);
     if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
     if (code == cudaSuccess) code = cudaEventCreateWithFlags(&world->spare, cudaEventDisableTiming);
-    XDI_REQUIRE(ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
+    XD_REQUIRE(ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
     return XD_OK;
 }
 
@@ -1010,15 +1010,15 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     mine.count = lowest;
     mine.extra = (uint64_t)world->staging_bytes;
     mine.layout = (uint64_t)world->compare;
-    XDI_TRY(xdi_nccl_gather_records(t, &mine, deadline));
+    XD_TRY(xdi_nccl_gather_records(t, &mine, deadline));
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
         if (theirs->count < lowest) lowest = theirs->count;
-        XDI_REQUIRE(t->base.ctx, theirs->extra == first->extra && theirs->layout == first->layout,
-                    XD_ERROR_MISMATCH,
-                    "rank %d passed staging_bytes %llu and compare %lld, rank 0 %llu and %lld", r,
-                    (unsigned long long)theirs->extra, (long long)theirs->layout,
-                    (unsigned long long)first->extra, (long long)first->layout);
+        XD_REQUIRE(t->base.ctx, theirs->extra == first->extra && theirs->layout == first->layout,
+                   XD_ERROR_MISMATCH,
+                   "rank %d passed staging_bytes %llu and compare %lld, rank 0 %llu and %lld", r,
+                   (unsigned long long)theirs->extra, (long long)theirs->layout,
+                   (unsigned long long)first->extra, (long long)first->layout);
     }
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;
@@ -1030,21 +1030,21 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const bool made_file = d->rank == 0 && d->size > 1 && d->file && !d->id;
     ncclUniqueId id;
-    XDI_TRY(xdi_nccl_learn_id(ctx, d, &id, deadline));
+    XD_TRY(xdi_nccl_learn_id(ctx, d, &id, deadline));
     const xd_result joined = xdi_nccl_join(t, &id, deadline);
     if (made_file) files->remove(files->user, d->file);
-    XDI_TRY(joined);
+    XD_TRY(joined);
     return xdi_nccl_agree(t, deadline);
 }
 
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out) {
     xd_nccl_desc d = *desc;
     if (!d.staging_bytes) d.staging_bytes = XDI_NCCL_STAGING;
-    XDI_TRY(xdi_nccl_validate(ctx, &d));
+    XD_TRY(xdi_nccl_validate(ctx, &d));
     xd_ctx_set_rank(ctx, d.rank);
     xdi_nccl *t = NULL;
     xdi_nccl_world *world = (xdi_nccl_world *)xd_allocate(ctx, sizeof *world);
-    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", d.size);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", d.size);
     world->ctx = ctx;
     world->staging_bytes = d.staging_bytes;
     world->compare = d.compare == 0 ? INT64_MAX : d.compare < 0 ? 0 : d.compare;

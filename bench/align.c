@@ -63,14 +63,14 @@ static void run_sweep(align_case *c) {
     xd_alignment out;
     require(c->ctx, xd_align_bytes(c->ctx, &student, &teacher, &out, NULL));
     c->chunks = out.count;
-    xd_alignment_free(c->ctx, &out);
+    xd_alignment_destroy(c->ctx, &out);
 }
 
 static void run_programme(align_case *c) {
     xd_alignment out;
     require(c->ctx, xd_align_segment(c->ctx, c->student.strings, TOKENS, c->teacher.strings, TOKENS, NULL,
                                      &out, NULL));
-    xd_alignment_free(c->ctx, &out);
+    xd_alignment_destroy(c->ctx, &out);
 }
 
 static double thread_seconds(void) {

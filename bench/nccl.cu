@@ -88,15 +88,15 @@ static xd_result call_raw(member *m, operation op, int64_t bytes) {
 /* Seconds of one call, on the slowest rank. */
 static xd_result time_calls(member *m, operation op, int64_t bytes, bool raw, double *seconds) {
     float milliseconds = 0.0f;
-    XDI_TRY(xd_barrier(m->comm));
+    XD_TRY(xd_barrier(m->comm));
     for (int i = -WARMUP; i < NCCL_BENCH_CALLS; i++) {
-        if (i == 0) XDI_TRY(from_cuda(cudaEventRecord(m->begin, m->stream)));
-        XDI_TRY(raw ? call_raw(m, op, bytes) : call_ours(m, op, bytes));
+        if (i == 0) XD_TRY(from_cuda(cudaEventRecord(m->begin, m->stream)));
+        XD_TRY(raw ? call_raw(m, op, bytes) : call_ours(m, op, bytes));
     }
-    XDI_TRY(from_cuda(cudaEventRecord(m->end, m->stream)));
-    XDI_TRY(xd_barrier(m->comm)); /* waits with a deadline; the event has happened then */
-    XDI_TRY(from_cuda(cudaEventSynchronize(m->end)));
-    XDI_TRY(from_cuda(cudaEventElapsedTime(&milliseconds, m->begin, m->end)));
+    XD_TRY(from_cuda(cudaEventRecord(m->end, m->stream)));
+    XD_TRY(xd_barrier(m->comm)); /* waits with a deadline; the event has happened then */
+    XD_TRY(from_cuda(cudaEventSynchronize(m->end)));
+    XD_TRY(from_cuda(cudaEventElapsedTime(&milliseconds, m->begin, m->end)));
     *seconds = 1e-3 * (double)milliseconds / NCCL_BENCH_CALLS;
     return xd_all_reduce(m->comm, seconds, seconds, 1, XD_DTYPE_F64, XD_MAX);
 }
@@ -132,10 +132,10 @@ static void print_row(const member *m, operation op, int64_t bytes, const double
 static xd_result bench_size(member *m, operation op, int64_t bytes) {
     double ours[2 * ROUNDS], raw[2 * ROUNDS], ratio[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
-        XDI_TRY(time_calls(m, op, bytes, false, &ours[2 * i]));
-        XDI_TRY(time_calls(m, op, bytes, true, &raw[2 * i]));
-        XDI_TRY(time_calls(m, op, bytes, true, &raw[2 * i + 1]));
-        XDI_TRY(time_calls(m, op, bytes, false, &ours[2 * i + 1]));
+        XD_TRY(time_calls(m, op, bytes, false, &ours[2 * i]));
+        XD_TRY(time_calls(m, op, bytes, true, &raw[2 * i]));
+        XD_TRY(time_calls(m, op, bytes, true, &raw[2 * i + 1]));
+        XD_TRY(time_calls(m, op, bytes, false, &ours[2 * i + 1]));
         ratio[i] = (raw[2 * i] + raw[2 * i + 1]) / (ours[2 * i] + ours[2 * i + 1]);
     }
     if (xd_comm_rank(m->comm) == 0) print_row(m, op, bytes, ours, raw, ratio);
@@ -146,17 +146,17 @@ static xd_result bench_size(member *m, operation op, int64_t bytes) {
 static xd_result check_sum(member *m) {
     float mine = (float)(xd_comm_rank(m->comm) + 1), sum = 0.0f;
     const int n = m->w->size;
-    XDI_TRY(xd_all_reduce(m->comm, &mine, &sum, 1, XD_DTYPE_F32, XD_SUM));
+    XD_TRY(xd_all_reduce(m->comm, &mine, &sum, 1, XD_DTYPE_F32, XD_SUM));
     if (sum == (float)(n * (n + 1) / 2)) return XD_OK;
-    return XDI_FAIL(m->ctx, XD_ERROR_DATA, "the sum of 1 to %d came out as %g", n, (double)sum);
+    return XD_FAIL(m->ctx, XD_ERROR_DATA, "the sum of 1 to %d came out as %g", n, (double)sum);
 }
 
 static xd_result bench_all(member *m) {
-    XDI_TRY(check_sum(m));
+    XD_TRY(check_sum(m));
     for (int op = 0; op < OPERATIONS; op++) {
         if (op >= ALL_GATHER && m->w->reduction != XD_REDUCTION_FAST) continue; /* nothing is summed */
         for (int64_t bytes = LEAST; bytes <= NCCL_BENCH_MOST; bytes *= GROWTH)
-            XDI_TRY(bench_size(m, (operation)op, bytes));
+            XD_TRY(bench_size(m, (operation)op, bytes));
     }
     return XD_OK;
 }
@@ -167,22 +167,22 @@ static xd_result bench_all(member *m) {
 static xd_result join_raw(member *m) {
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
-    if (xd_comm_rank(m->comm) == 0) XDI_TRY(from_nccl(ncclGetUniqueId(&id)));
-    XDI_TRY(xd_broadcast(m->comm, &id, (int64_t)sizeof id, XD_DTYPE_U8, 0));
+    if (xd_comm_rank(m->comm) == 0) XD_TRY(from_nccl(ncclGetUniqueId(&id)));
+    XD_TRY(xd_broadcast(m->comm, &id, (int64_t)sizeof id, XD_DTYPE_U8, 0));
     return from_nccl(ncclCommInitRank(&m->raw, m->w->size, id, xd_comm_rank(m->comm)));
 }
 
 static xd_result open_member(member *m, int rank, int device) {
     xd_ctx_desc settings = {};
     xd_nccl_desc desc = {};
-    XDI_TRY(from_cuda(cudaSetDevice(device)));
-    XDI_TRY(from_cuda(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking)));
-    XDI_TRY(from_cuda(cudaEventCreate(&m->begin)));
-    XDI_TRY(from_cuda(cudaEventCreate(&m->end)));
-    XDI_TRY(from_cuda(cudaMalloc((void **)&m->send, NCCL_BENCH_MOST)));
-    XDI_TRY(from_cuda(cudaMalloc((void **)&m->recv, NCCL_BENCH_MOST)));
-    XDI_TRY(from_cuda(cudaMemset(m->send, 0, NCCL_BENCH_MOST)));
-    XDI_TRY(from_cuda(cudaMemset(m->recv, 0, NCCL_BENCH_MOST)));
+    XD_TRY(from_cuda(cudaSetDevice(device)));
+    XD_TRY(from_cuda(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking)));
+    XD_TRY(from_cuda(cudaEventCreate(&m->begin)));
+    XD_TRY(from_cuda(cudaEventCreate(&m->end)));
+    XD_TRY(from_cuda(cudaMalloc((void **)&m->send, NCCL_BENCH_MOST)));
+    XD_TRY(from_cuda(cudaMalloc((void **)&m->recv, NCCL_BENCH_MOST)));
+    XD_TRY(from_cuda(cudaMemset(m->send, 0, NCCL_BENCH_MOST)));
+    XD_TRY(from_cuda(cudaMemset(m->recv, 0, NCCL_BENCH_MOST)));
     settings.reduction = m->w->reduction;
     settings.stream = m->stream;
     desc.rank = rank;
@@ -191,9 +191,9 @@ static xd_result open_member(member *m, int rank, int device) {
     desc.host = m->w->host;
     desc.port = m->w->port;
     desc.compare = -1; /* as a finished program runs: nothing waits for the host */
-    XDI_TRY(xd_ctx_create(&settings, &m->ctx));
-    XDI_TRY(xd_cuda_create(m->ctx, NULL, &m->gpu));
-    XDI_TRY(xd_comm_nccl(m->ctx, &desc, &m->comm));
+    XD_TRY(xd_ctx_create(&settings, &m->ctx));
+    XD_TRY(xd_cuda_create(m->ctx, NULL, &m->gpu));
+    XD_TRY(xd_comm_nccl(m->ctx, &desc, &m->comm));
     return join_raw(m);
 }
 

@@ -67,9 +67,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const xd_tensor source = xd_tensor_view(from, rank, from_data, XD_DTYPE_F32);
     const xd_tensor target = xd_tensor_view(to, rank, to_data, XD_DTYPE_F32);
     walk(&source, rank, true);
-    const uint64_t before = xd_comm_get_counters(world).bytes_sent;
+    const uint64_t before = xd_comm_traffic(world).bytes_sent;
     TRY(xd_redistribute(world, &source, &target));
-    out->sent[rank] = xd_comm_get_counters(world).bytes_sent - before;
+    out->sent[rank] = xd_comm_traffic(world).bytes_sent - before;
     out->elements[rank] = xd_tensor_numel(&target);
     out->wrong[rank] = walk(&target, rank, false);
 

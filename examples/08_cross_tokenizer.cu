@@ -40,7 +40,7 @@ static xd_result open_side(xd_ctx *ctx, const char *merges, side *s) {
         at += (size_t)sprintf(file + at, " %d\n", (int)s->vocabulary);
     }
     desc.pattern = "[^ ]+| +";
-    xd_result r = xd_tokenizer_parse(ctx, file, at, &desc, &s->tokenizer);
+    xd_result r = xd_tokenizer_load_memory(ctx, file, at, &desc, &s->tokenizer);
     if (r == XD_OK) r = xd_encoder_create(ctx, s->tokenizer, &s->encoder);
     return r == XD_OK ? xd_encode(s->encoder, text, sizeof text - 1, NULL, &s->tokens) : r;
 }
@@ -109,8 +109,8 @@ int main(void) {
     for (size_t i = 0; i < size; i++) most = fmax(most, fabs((double)gradient[0][i]));
     printf("%d and %d tokens in %d chunks: KL %.7f on the CPU, %.7f on the GPU; gradient off by %.1e of the largest\n",
            (int)a.count, (int)b.count, (int)both.count, cpu.kd, on_gpu.kd, off / most);
-    xd_projection_drop(ctx, &there), xd_cuda_destroy(gpu);
-    xd_projection_free(ctx, &m), xd_alignment_free(ctx, &both);
+    xd_projection_unload(ctx, &there), xd_cuda_destroy(gpu);
+    xd_projection_destroy(ctx, &m), xd_alignment_destroy(ctx, &both);
     for (int i = 0; i < 2; i++) {
         cudaFree(device[i]), free(gradient[i]), free(side[i].logits);
         xd_encoder_destroy(side[i].encoder), xd_tokenizer_destroy(side[i].tokenizer);

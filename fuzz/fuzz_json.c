@@ -44,15 +44,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     xd_ctx *ctx = fuzz_ctx();
     xd_json *root = NULL, *again = NULL;
     xd_json_desc limits = { 0, 0, 60 }; /* within what the writer can nest */
-    if (xd_json_parse(ctx, &limits, (const char *)data, bytes, &root) != XD_OK) return 0;
+    if (xd_json_load_memory(ctx, &limits, (const char *)data, bytes, &root) != XD_OK) return 0;
     xd_json_writer first = xd_json_writer_create(ctx), second = xd_json_writer_create(ctx);
     const char *text = NULL, *repeated = NULL;
     size_t length = 0, repeated_length = 0;
     rewrite(root, &first);
-    FUZZ_CHECK(xd_json_writer_finish(&first, &text, &length) == XD_OK);
-    FUZZ_CHECK(xd_json_parse(ctx, &limits, text, length, &again) == XD_OK);
+    FUZZ_CHECK(xd_json_writer_text(&first, &text, &length) == XD_OK);
+    FUZZ_CHECK(xd_json_load_memory(ctx, &limits, text, length, &again) == XD_OK);
     rewrite(again, &second);
-    FUZZ_CHECK(xd_json_writer_finish(&second, &repeated, &repeated_length) == XD_OK);
+    FUZZ_CHECK(xd_json_writer_text(&second, &repeated, &repeated_length) == XD_OK);
     FUZZ_CHECK(length == repeated_length && memcmp(text, repeated, length) == 0);
     xd_json_writer_destroy(&first);
     xd_json_writer_destroy(&second);

@@ -16,7 +16,7 @@ static void use(const xd_projection *p) {
     FUZZ_CHECK(xd_projection_to_rows(fuzz_ctx(), p, 3, &rows) == XD_OK);
     for (int64_t i = 0; i + 1 < rows.k * rows.rows; i++)
         FUZZ_CHECK((i + 1) % rows.k == 0 || rows.weights[i] >= rows.weights[i + 1]);
-    xd_projection_rows_free(fuzz_ctx(), &rows);
+    xd_projection_rows_destroy(fuzz_ctx(), &rows);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
@@ -25,9 +25,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     FUZZ_CHECK(copy != NULL);
     if (bytes) memcpy(copy, data, bytes);
     for (int round = 0; round < 2; round++) {
-        if (xd_projection_parse(fuzz_ctx(), copy, bytes, NULL, &p, NULL) == XD_OK) {
+        if (xd_projection_load_memory(fuzz_ctx(), copy, bytes, NULL, &p, NULL) == XD_OK) {
             use(&p);
-            xd_projection_free(fuzz_ctx(), &p);
+            xd_projection_destroy(fuzz_ctx(), &p);
         }
         if (bytes < CHECKED) break;
         const uint32_t crc = xd_crc32c(0, copy + CHECKED, bytes - CHECKED);

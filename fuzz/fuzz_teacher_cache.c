@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes) memcpy(copy, data, bytes);
     for (int round = 0; round < 2; round++) {
         xd_teacher_cache *cache = NULL;
-        if (xd_teacher_cache_parse(fuzz_ctx(), copy, bytes, NULL, &cache) == XD_OK) use(cache);
+        if (xd_teacher_cache_open_memory(fuzz_ctx(), copy, bytes, NULL, &cache) == XD_OK) use(cache);
         xd_teacher_cache_close(cache);
         if (bytes < HEADER) break;
         uint32_t crc = xd_crc32c(0, copy + HEADER, bytes - HEADER);

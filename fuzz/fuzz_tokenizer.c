@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const xd_tokenizer_desc ranks = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
     for (int form = 0; form < 2; form++) {
         xd_tokenizer *tokenizer = NULL;
-        if (xd_tokenizer_parse(ctx, data, bytes, form ? &ranks : NULL, &tokenizer) == XD_OK)
+        if (xd_tokenizer_load_memory(ctx, data, bytes, form ? &ranks : NULL, &tokenizer) == XD_OK)
             use(ctx, tokenizer);
         xd_tokenizer_destroy(tokenizer);
     }

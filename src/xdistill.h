@@ -69,7 +69,7 @@
 #include "train/ema.h"
 
 #include "io/safetensors.h"
-#include "io/model_files.h"
+#include "io/weights_files.h"
 #include "io/gather.h"
 
 #ifndef XD_NO_TOKENIZERS
@@ -198,7 +198,7 @@
 
 #include "io/internal.h"
 #include "io/safetensors.c"
-#include "io/model_files.c"
+#include "io/weights_files.c"
 #include "io/gather.c"
 
 #ifndef XD_NO_TOKENIZERS

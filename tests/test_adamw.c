@@ -62,7 +62,7 @@ XD_TEST(adamw_follows_the_published_vector) {
     const xd_optimizer_desc desc = adamw_desc(&param, 1);
     xd_optimizer *optimizer = NULL;
     CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
-    const xd_optimizer_state state = xd_optimizer_get_state(optimizer, 0);
+    const xd_optimizer_state state = xd_optimizer_state_at(optimizer, 0);
     for (int t = 0; t < 3; t++) {
         gradient = gradients[t];
         CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
@@ -97,7 +97,7 @@ static uint64_t adamw_run(xd_optimizer_kind kind, float gradient_scale) {
         CHECK(xd_optimizer_step(optimizer, &step, NULL) == XD_OK);
     }
     const uint64_t hash =
-        adamw_hash(value, N) ^ adamw_hash(xd_optimizer_get_state(optimizer, 0).exp_avg, N) * 3u;
+        adamw_hash(value, N) ^ adamw_hash(xd_optimizer_state_at(optimizer, 0).exp_avg, N) * 3u;
     xd_optimizer_destroy(optimizer);
     xd_ctx_destroy(ctx);
     return hash;
@@ -132,7 +132,7 @@ XD_TEST(a_cut_parameter_steps_to_the_same_bits) {
         CHECK(xd_optimizer_step(b, NULL, NULL) == XD_OK);
     }
     CHECK(memcmp(whole, parts, sizeof whole) == 0);
-    CHECK_EQ_INT(*xd_optimizer_get_state(b, 1).step, 4); /* empty shards count steps like the others */
+    CHECK_EQ_INT(*xd_optimizer_state_at(b, 1).step, 4); /* empty shards count steps like the others */
     xd_optimizer_destroy(b);
     xd_optimizer_destroy(a);
     xd_ctx_destroy(ctx);
@@ -177,16 +177,16 @@ XD_TEST(what_has_no_gradient_or_is_frozen_keeps_value_state_and_step) {
     CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
     CHECK(value[0] == 1.0f && value[1] == 1.0f && value[2] == 1.0f);
     CHECK(value[3] < 1.0f); /* a zero gradient counts: the parameter decays */
-    CHECK_EQ_INT(*xd_optimizer_get_state(optimizer, 0).step, 0);
-    CHECK_EQ_INT(*xd_optimizer_get_state(optimizer, 3).step, 1);
-    CHECK(xd_optimizer_get_state(optimizer, 1).exp_avg == NULL);
-    CHECK(xd_optimizer_get_state(optimizer, 4).step == NULL);
+    CHECK_EQ_INT(*xd_optimizer_state_at(optimizer, 0).step, 0);
+    CHECK_EQ_INT(*xd_optimizer_state_at(optimizer, 3).step, 1);
+    CHECK(xd_optimizer_state_at(optimizer, 1).exp_avg == NULL);
+    CHECK(xd_optimizer_state_at(optimizer, 4).step == NULL);
     params[0].gradient = &gradient[0]; /* the caller may bring it later; its bias correction starts then */
     CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
     CHECK_NEAR(value[0], 0.99899, 1e-6);
     params[0].count = 2;
     CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_ERROR_STATE);
-    CHECK_EQ_INT(*xd_optimizer_get_state(optimizer, 0).step, 1);
+    CHECK_EQ_INT(*xd_optimizer_state_at(optimizer, 0).step, 1);
     xd_optimizer_destroy(optimizer);
     xd_ctx_destroy(ctx);
 }
@@ -207,7 +207,7 @@ XD_TEST(a_status_with_a_finding_skips_the_step) {
     bool skipped = false;
     CHECK(xd_optimizer_step(optimizer, &step, &skipped) == XD_OK);
     CHECK(skipped && value == 1.0f);
-    CHECK_EQ_INT(*xd_optimizer_get_state(optimizer, 0).step, 0);
+    CHECK_EQ_INT(*xd_optimizer_state_at(optimizer, 0).step, 0);
     memset(&status, 0, sizeof status);
     CHECK(xd_optimizer_step(optimizer, &step, &skipped) == XD_OK);
     CHECK(!skipped && value < 1.0f);
@@ -276,9 +276,9 @@ XD_TEST(a_bf16_parameter_moves_through_its_f32_master) {
         CHECK(xd_optimizer_step(on, NULL, NULL) == XD_OK);
         CHECK(xd_optimizer_step(op, NULL, NULL) == XD_OK);
     }
-    CHECK(memcmp(xd_optimizer_get_state(on, 0).master, master, sizeof master) == 0);
+    CHECK(memcmp(xd_optimizer_state_at(on, 0).master, master, sizeof master) == 0);
     for (int i = 0; i < N; i++) CHECK_EQ_INT(value[i], xd_bf16_from_f32(master[i]));
-    CHECK(xd_optimizer_get_state(op, 0).master == NULL);
+    CHECK(xd_optimizer_state_at(op, 0).master == NULL);
     xd_optimizer_destroy(op);
     xd_optimizer_destroy(on);
     xd_ctx_destroy(ctx);

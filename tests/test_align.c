@@ -36,7 +36,7 @@ static void check_dp(const char *student, const char *teacher, const char *expec
     }
     CHECK(strcmp(text, expected) == 0);
     if (strcmp(text, expected) != 0) printf("        got %s\n        not %s\n", text, expected);
-    xd_alignment_free(ctx, &a);
+    xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
 }
 
@@ -107,7 +107,7 @@ static void check_chunks(const side *s, const side *t, const int (*expected)[5],
         CHECK_EQ_INT(a.chunks[i].teacher_end, expected[i][3]);
         CHECK_EQ_INT(a.chunks[i].flags, expected[i][4]);
     }
-    xd_alignment_free(ctx, &a);
+    xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
 }
 
@@ -186,7 +186,7 @@ XD_TEST(the_report_counts_bytes_that_do_not_align) {
     CHECK_EQ_INT(xd_align_bytes(ctx, &s.in, &t.in, &a, &report), XD_OK);
     CHECK(report.chunks == 2 && report.exact == 1 && report.one_sided == 0 && report.masked == 0);
     CHECK(report.total_bytes == 9 && report.lost_bytes == 6);
-    xd_alignment_free(ctx, &a);
+    xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
 }
 
@@ -207,7 +207,7 @@ XD_TEST(chunk_ids_are_the_dense_form) {
     CHECK(!exact[0] && exact[1] && !exact[2] && !exact[3]);
     xd_chunk_ids(&a, XD_CHUNK_TEACHER, NULL, ids, NULL, 2);
     CHECK(ids[0] == 1 && ids[1] == 2);
-    xd_alignment_free(ctx, &a);
+    xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
 }
 
@@ -312,7 +312,7 @@ XD_TEST(each_packed_document_has_its_own_special_tokens_and_chunk_ids_follow) {
     CHECK(memcmp(exact, alone, sizeof alone) == 0);
     xd_chunk_ids(&a, XD_CHUNK_TEACHER, t.mask, chunk, NULL, t.in.count);
     CHECK(t.in.count == 9 && memcmp(chunk, teacher_ids, sizeof teacher_ids) == 0);
-    xd_alignment_free(ctx, &a);
+    xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
     unload(&f);
     unload(&g);
@@ -353,8 +353,8 @@ XD_TEST(a_batch_gives_the_same_chunks_on_any_number_of_workers) {
         CHECK(memcmp(jobs[i].out.chunks, again[i].out.chunks,
                      (size_t)jobs[i].out.count * sizeof *jobs[i].out.chunks) == 0);
         CHECK(jobs[i].report.lost_bytes == 0 && jobs[i].report.total_bytes == BYTES);
-        xd_alignment_free(ctx, &jobs[i].out);
-        xd_alignment_free(ctx, &again[i].out);
+        xd_alignment_destroy(ctx, &jobs[i].out);
+        xd_alignment_destroy(ctx, &again[i].out);
     }
     spans[4][1][9].begin = 0;
     CHECK_EQ_INT(xd_align_batch(ctx, jobs, JOBS, 3), XD_ERROR_ARGUMENT);

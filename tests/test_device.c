@@ -299,7 +299,8 @@ static void call_softmax(side *s, int variant) {
     case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
     default:
-        CHECK(xd_select_columns(s->ctx, s->vocab, student, b->mask, NULL, K, b->ids, b->importance) == XD_OK);
+        CHECK(xd_vocab_topk_columns(s->ctx, s->vocab, student, b->mask, NULL, K, b->ids, b->importance) ==
+              XD_OK);
     }
 }
 

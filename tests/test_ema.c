@@ -155,7 +155,7 @@ static void ema_machine(int64_t start, bool from_current, const ema_row *rows, i
         value = rows[i].live;
         CHECK(xd_ema_update(ema, rows[i].iteration, NULL) == XD_OK);
         CHECK_NEAR(ema_f32(ema, 0), rows[i].shadow, 0.0);
-        CHECK_EQ_INT(xd_ema_get_record(ema).initialized, rows[i].initialized);
+        CHECK_EQ_INT(xd_ema_describe(ema).initialized, rows[i].initialized);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -202,7 +202,7 @@ XD_TEST(a_status_with_a_finding_stops_update_and_counter) {
     value = 2.0f;
     CHECK(xd_ema_update(ema, XD_EMA_NEXT, &status) == XD_OK);
     CHECK(ema_f32(ema, 0) == 1.0f);
-    CHECK_EQ_INT(xd_ema_get_record(ema).iteration, 0);
+    CHECK_EQ_INT(xd_ema_describe(ema).iteration, 0);
     CHECK(xd_ema_update(ema, -2, NULL) == XD_ERROR_ARGUMENT);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -377,13 +377,13 @@ XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
     sources[0].dims = 2;
     CHECK(xd_ema_load(ema, sources, 2, NULL, false, &match) == XD_ERROR_SHAPE);
     CHECK(memcmp(xd_ema_view(ema, 0).value, a, sizeof a) == 0 && ema_f32(ema, 1) == 3.0f);
-    CHECK(!xd_ema_get_record(ema).initialized);
+    CHECK(!xd_ema_describe(ema).initialized);
     sources[0].shape = tall;
     CHECK(xd_ema_load(ema, sources, 1, NULL, true, &match) == XD_OK);
     CHECK(match.matched == 1 && match.missing_in_target == 1);
-    CHECK(!xd_ema_get_record(ema).initialized); /* b was not restored */
+    CHECK(!xd_ema_describe(ema).initialized); /* b was not restored */
     CHECK(xd_ema_load(ema, sources, 2, NULL, false, NULL) == XD_OK);
-    CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_get_record(ema).initialized);
+    CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_describe(ema).initialized);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -402,7 +402,7 @@ XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
         if (t == 3) {
             CHECK(xd_ema_create(ctx, &param, 1, NULL, &resumed) == XD_OK);
             const xd_param saved = ema_param("w", kept, XD_DTYPE_F32, N);
-            xd_ema_record record = xd_ema_get_record(first);
+            xd_ema_record record = xd_ema_describe(first);
             CHECK(xd_ema_copy_to(first, &saved, 1, false, NULL) == XD_OK);
             CHECK(xd_ema_load(resumed, &saved, 1, &record, false, NULL) == XD_OK);
             record.format_version = 2;
@@ -412,7 +412,7 @@ XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
         CHECK(xd_ema_update(resumed ? resumed : first, XD_EMA_NEXT, NULL) == XD_OK);
     }
     CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof value) == 0);
-    CHECK_EQ_INT(xd_ema_get_record(resumed).iteration, 6);
+    CHECK_EQ_INT(xd_ema_describe(resumed).iteration, 6);
     xd_ema_destroy(resumed);
     xd_ema_destroy(first);
     xd_ema_destroy(through);

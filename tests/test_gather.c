@@ -48,14 +48,14 @@ static xd_result save(xd_comm *world, void *argument) {
                                 : (float)(k / width * COLUMNS + me * chunk + k % width);
         if (i == 2) data[i][0] = 42.0f;
     }
-    xd_model_gather_desc desc;
+    xd_weights_gather_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.directory = c->bad_directory ? "/tmp/no such directory" : c->directory;
     desc.tensors = tensors;
     desc.tensor_count = 4;
     desc.root = c->root;
     desc.staging_bytes = c->staging_bytes;
-    const xd_result result = xd_model_gather(world, &desc);
+    const xd_result result = xd_weights_gather(world, &desc);
     if (c->bad_directory)
         CHECK_EQ_INT(result, me == c->root ? XD_ERROR_IO : XD_ERROR_PEER);
     else
@@ -69,23 +69,23 @@ static xd_result save(xd_comm *world, void *argument) {
 
 static void check_saved(const gather_case *c) {
     xd_ctx *ctx = NULL;
-    xd_model_files *model = NULL;
+    xd_weights_files *model = NULL;
     xd_safetensors *file;
     int64_t index;
     float value = 0.0f;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_model_files_open(ctx, c->directory, NULL, &model), XD_OK);
+    CHECK_EQ_INT(xd_weights_files_open(ctx, c->directory, NULL, &model), XD_OK);
     for (int i = 0; i < 2 && model; i++) {
         float values[ROWS * COLUMNS];
-        CHECK_EQ_INT(xd_model_files_find(model, i ? "columns" : "rows", &file, &index), XD_OK);
+        CHECK_EQ_INT(xd_weights_files_find(model, i ? "columns" : "rows", &file, &index), XD_OK);
         CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof values, values), XD_OK);
         for (int k = 0; k < ROWS * COLUMNS; k++) CHECK_NEAR(values[k], k, 0);
     }
-    CHECK_EQ_INT(xd_model_files_find(model, "scalar", &file, &index), XD_OK);
+    CHECK_EQ_INT(xd_weights_files_find(model, "scalar", &file, &index), XD_OK);
     CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof value, &value), XD_OK);
     CHECK_NEAR(value, 42.0, 0);
-    CHECK_EQ_INT(xd_model_files_find(model, "empty", &file, &index), XD_OK);
-    xd_model_files_close(model);
+    CHECK_EQ_INT(xd_weights_files_find(model, "empty", &file, &index), XD_OK);
+    xd_weights_files_close(model);
     xd_ctx_destroy(ctx);
 }
 

@@ -13,7 +13,7 @@ static xd_ctx *new_ctx(void) {
 
 static xd_json *parse(xd_ctx *ctx, const char *text) {
     xd_json *root = NULL;
-    if (xd_json_parse(ctx, NULL, text, strlen(text), &root) != XD_OK)
+    if (xd_json_load_memory(ctx, NULL, text, strlen(text), &root) != XD_OK)
         CHECK_EQ_STR(xd_last_error(ctx)->message, text);
     return root;
 }
@@ -24,7 +24,7 @@ static void refuse(xd_ctx *ctx, const char *text, const char *expected) {
     const size_t length = strlen(text);
     char *copy = (char *)malloc(length + 1);
     memcpy(copy, text, length);
-    CHECK_EQ_INT(xd_json_parse(ctx, NULL, copy, length, &root), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, NULL, copy, length, &root), XD_ERROR_FORMAT);
     CHECK(root == NULL);
     if (!strstr(xd_last_error(ctx)->message, expected)) CHECK_EQ_STR(xd_last_error(ctx)->message, expected);
     free(copy);
@@ -147,17 +147,17 @@ XD_TEST(limits_hold_to_the_unit) {
     xd_json *root = NULL;
     memset(&desc, 0, sizeof desc);
     desc.max_depth = 2;
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "[[]]", 4, &root), XD_OK);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "[[]]", 4, &root), XD_OK);
     xd_json_destroy(ctx, root);
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "[[[]]]", 6, &root), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "[[[]]]", 6, &root), XD_ERROR_FORMAT);
     desc.max_nodes = 3; /* the root, and one for each bracket and comma */
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "[1,\",,,\"]", 9, &root), XD_OK);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "[1,\",,,\"]", 9, &root), XD_OK);
     xd_json_destroy(ctx, root);
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "[1,2,3]", 7, &root), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "[1,2,3]", 7, &root), XD_ERROR_FORMAT);
     desc.max_bytes = 6;
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "[1,2]  ", 7, &root), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "[1,2]  ", 7, &root), XD_ERROR_FORMAT);
     desc.max_depth = 1001;
-    CHECK_EQ_INT(xd_json_parse(ctx, &desc, "1", 1, &root), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, &desc, "1", 1, &root), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -176,8 +176,8 @@ XD_TEST(a_hundred_thousand_keys_are_found_fast) {
         xd_json_write_int64(&w, i);
     }
     xd_json_write_end(&w);
-    CHECK_EQ_INT(xd_json_writer_finish(&w, &text, &bytes), XD_OK);
-    CHECK_EQ_INT(xd_json_parse(ctx, NULL, text, bytes, &root), XD_OK);
+    CHECK_EQ_INT(xd_json_writer_text(&w, &text, &bytes), XD_OK);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, NULL, text, bytes, &root), XD_OK);
     for (int i = 0; i < COUNT; i++) {
         int64_t value = -1;
         snprintf(key, sizeof key, "k%d", (i * 7919) % COUNT);
@@ -206,7 +206,7 @@ XD_TEST(the_writer_separates_escapes_and_indents) {
         xd_json_write_key(&w, "s");
         xd_json_write_string(&w, "\x01/\xc3\xa9");
         xd_json_write_end(&w);
-        CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL), XD_OK);
+        CHECK_EQ_INT(xd_json_writer_text(&w, &text, NULL), XD_OK);
         CHECK_EQ_STR(text, indent ? "{\n  \"a\\n\\\"\": [\n    -1,\n    1.0\n  ],\n  \"e\": {},\n  \"s\": "
                                     "\"\\u0001/\xc3\xa9\"\n}"
                                   : "{\"a\\n\\\"\":[-1,1.0],\"e\":{},\"s\":\"\\u0001/\xc3\xa9\"}");
@@ -230,8 +230,8 @@ XD_TEST(doubles_read_back_to_the_same_bits) {
     xd_json_write_array(&w);
     for (int i = 0; i < 1000; i++) xd_json_write_double(&w, values[i]);
     xd_json_write_end(&w);
-    CHECK_EQ_INT(xd_json_writer_finish(&w, &text, &bytes), XD_OK);
-    CHECK_EQ_INT(xd_json_parse(ctx, NULL, text, bytes, &root), XD_OK);
+    CHECK_EQ_INT(xd_json_writer_text(&w, &text, &bytes), XD_OK);
+    CHECK_EQ_INT(xd_json_load_memory(ctx, NULL, text, bytes, &root), XD_OK);
     for (int i = 0; i < 1000; i++) {
         double got = 99.0;
         CHECK(xd_json_double(xd_json_at(root, (size_t)i), &got) && memcmp(&got, &values[i], sizeof got) == 0);
@@ -245,7 +245,7 @@ XD_TEST(the_writer_refuses_what_is_no_json) {
     xd_ctx *ctx = new_ctx();
     const char *text = NULL;
     xd_json_writer w = xd_json_writer_create(ctx);
-    CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL), XD_ERROR_STATE);
+    CHECK_EQ_INT(xd_json_writer_text(&w, &text, NULL), XD_ERROR_STATE);
     for (int k = 0; k < 8; k++) {
         xd_json_writer_destroy(&w);
         if (k != 3) xd_json_write_object(&w);
@@ -257,7 +257,7 @@ XD_TEST(the_writer_refuses_what_is_no_json) {
         if (k == 5) xd_json_write_key(&w, "\x80"), xd_json_write_null(&w);
         if (k == 6) xd_json_write_end(&w), xd_json_write_end(&w);
         if (k != 3 && k < 6) xd_json_write_end(&w);
-        CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL),
+        CHECK_EQ_INT(xd_json_writer_text(&w, &text, NULL),
                      k == 4 || k == 5 ? XD_ERROR_ARGUMENT : XD_ERROR_STATE);
     }
     CHECK(text == NULL);

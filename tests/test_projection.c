@@ -73,7 +73,7 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     CHECK_EQ_INT(xd_votes_create(ctx, 8, 8, &votes), XD_OK);
     CHECK_EQ_INT(xd_votes_add_pass(votes, &pass), XD_OK);
     pass.reverse = true;
-    pass.most_pieces = 1;
+    pass.max_pieces = 1;
     pass.skip_count = 0;
     CHECK_EQ_INT(xd_votes_add_pass(votes, &pass), XD_OK);
     CHECK_EQ_INT(xd_votes_read(votes, &cells, &count), XD_OK);
@@ -116,10 +116,10 @@ XD_TEST(rows_keep_the_best_and_compat_fills_the_rest) {
     CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &plain, &rows), XD_OK);
     check_row(&rows, 0, best, shares);
     check_row(&rows, 1, none, zero);
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &compat, &rows), XD_OK);
     check_row(&rows, 1, filled, trick); /* the reference's arbitrary id of weight 1 */
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     const xd_projection_rows_desc wrong = { 3, false, true };
     CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &wrong, &rows), XD_ERROR_ARGUMENT);
     xd_votes_destroy(votes);
@@ -139,10 +139,10 @@ XD_TEST(cutting_keeps_the_last_entry_as_the_reference_does) {
     xd_projection_rows out;
     CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &cut, &out), XD_OK);
     check_row(&out, 0, sorted, sorted_shares);
-    xd_projection_rows_free(ctx, &out);
+    xd_projection_rows_destroy(ctx, &out);
     CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &last, &out), XD_OK);
     check_row(&out, 0, kept, kept_shares);
-    xd_projection_rows_free(ctx, &out);
+    xd_projection_rows_destroy(ctx, &out);
     CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &none, &out), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
@@ -176,7 +176,7 @@ XD_TEST(the_matrix_has_rows_and_columns_of_the_same_cells) {
     CHECK(p.column_begin[0] == 0 && p.column_begin[1] == 1 && p.column_begin[2] == 2);
     CHECK(p.column_begin[3] == 2 && p.column_begin[4] == 4);
     CHECK(p.student_id[2] == 0 && p.column_weight[2] == 0.75f && p.student_id[3] == 1);
-    xd_projection_free(ctx, &p);
+    xd_projection_destroy(ctx, &p);
     weights[0] = -1.0f;
     CHECK_EQ_INT(xd_projection_from_rows(ctx, &rows, 4, 2, &p), XD_ERROR_ARGUMENT);
     weights[0] = (float)NAN;
@@ -193,13 +193,13 @@ XD_TEST(exact_maps_settle_collisions) {
     CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_OK);
     CHECK(map.pairs == 1 && map.student[0] == 0 && map.teacher[0] == 2);
     CHECK(map.student_rest_count == 4 && map.student_rest[0] == 1 && map.teacher_rest_count == 3);
-    xd_exact_map_free(ctx, &map);
+    xd_exact_map_destroy(ctx, &map);
     weights[0] = 0.9f;
     CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, true, &map), XD_OK);
     CHECK(map.pairs == 3 && map.student[0] == 1 && map.teacher[0] == 2);
     CHECK(map.student[1] == 2 && map.teacher[1] == 1 && map.student[2] == 3 && map.teacher[2] == 0);
     CHECK(map.teacher_rest_count == 1 && map.teacher_rest[0] == 3);
-    xd_exact_map_free(ctx, &map);
+    xd_exact_map_destroy(ctx, &map);
     xd_ctx_destroy(ctx);
 }
 

@@ -29,7 +29,7 @@ static made make(fixture student, fixture teacher, const xd_projection_options *
 }
 
 static void unmake(made *m) {
-    xd_projection_free(m->student.ctx, &m->matrix);
+    xd_projection_destroy(m->student.ctx, &m->matrix);
     unload(&m->teacher);
     unload(&m->student);
 }
@@ -129,7 +129,7 @@ XD_TEST(pieces_are_cut_first_and_rows_last) {
     CHECK_NEAR(m.report.lost_bytes, 1 / 269.0, 1e-12);
     CHECK_NEAR(m.report.lost_mass, 0.0, 0.0);
     unmake(&m);
-    options.most_pieces = 5;
+    options.max_pieces = 5;
     options.k = 2;
     m = make(plain("a b|c d|ab cd|abcd e"), plain(""), &options);
     CHECK_EQ_STR(row(&m.matrix, 259), "97:0.9091 98:0.0909");
@@ -238,7 +238,7 @@ static void put_number(unsigned char *at, uint64_t value, int bytes) {
 static xd_result parse(xd_ctx *ctx, const unsigned char *data, size_t bytes, xd_projection *p) {
     unsigned char *copy = (unsigned char *)malloc(bytes + (bytes == 0));
     memcpy(copy, data, bytes);
-    const xd_result result = xd_projection_parse(ctx, copy, bytes, NULL, p, NULL);
+    const xd_result result = xd_projection_load_memory(ctx, copy, bytes, NULL, p, NULL);
     free(copy);
     return result;
 }
@@ -292,7 +292,7 @@ XD_TEST(a_file_gives_back_the_matrix_and_where_it_is_from) {
     CHECK_EQ_INT(unlink(file_path()), 0);
     CHECK(origin.student_hash == xd_tokenizer_describe(m.student.tokenizer).hash);
     CHECK(origin.teacher_hash == xd_tokenizer_describe(m.teacher.tokenizer).hash);
-    CHECK(origin.options.most_pieces == 4 && origin.options.k == 4 &&
+    CHECK(origin.options.max_pieces == 4 && origin.options.k == 4 &&
           origin.options.special_threshold == 0.37);
     CHECK(origin.options.reverse && origin.options.special_pairs && !origin.options.disable_exact);
     const size_t n = (size_t)m.matrix.entries;
@@ -302,7 +302,7 @@ XD_TEST(a_file_gives_back_the_matrix_and_where_it_is_from) {
     CHECK(memcmp(back.column_begin, m.matrix.column_begin, 8 * (size_t)(back.teacher_size + 1)) == 0);
     CHECK(memcmp(back.teacher_id, m.matrix.teacher_id, 4 * n) == 0);
     CHECK(memcmp(back.weight, m.matrix.weight, 4 * n) == 0);
-    xd_projection_free(m.student.ctx, &back);
+    xd_projection_destroy(m.student.ctx, &back);
     unmake(&m);
 }
 
@@ -404,7 +404,7 @@ XD_TEST(names_of_caches_differ_where_projections_do) {
     memset(o, 0, sizeof o);
     o[1].student_hash = UINT64_MAX;
     o[2].teacher_hash = UINT64_MAX;
-    o[3].options.most_pieces = 32;
+    o[3].options.max_pieces = 32;
     o[4].options.k = 1024;
     o[5].options.disable_exact = true;
     o[6].options.reverse = true;
@@ -417,13 +417,13 @@ XD_TEST(names_of_caches_differ_where_projections_do) {
         CHECK(strstr(names[i], ".xdproj") != NULL);
     }
     CHECK_EQ_STR(names[0], "projection1-0000000000000000-0000000000000000-p4-k4.xdproj");
-    o[0].options.k = o[0].options.most_pieces = 4;
+    o[0].options.k = o[0].options.max_pieces = 4;
     o[0].options.special_threshold = 0.9; /* nothing uses it */
     xd_projection_cache_name(&o[0], again);
     CHECK_EQ_STR(again, names[0]);
     o[0] = o[8];
     o[0].student_hash = o[0].teacher_hash = UINT64_MAX;
-    o[0].options.most_pieces = 32;
+    o[0].options.max_pieces = 32;
     o[0].options.k = 1024;
     o[0].options.reverse = o[0].options.disable_exact = true;
     xd_projection_cache_name(&o[0], again);
@@ -447,7 +447,7 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
         CHECK_EQ_INT(built, round % 2 == 0);
         CHECK_EQ_INT(p.entries, m.matrix.entries);
         CHECK(memcmp(p.weight, m.matrix.weight, 4 * (size_t)p.entries) == 0);
-        xd_projection_free(ctx, &p);
+        xd_projection_destroy(ctx, &p);
     }
     xd_projection none;
     memset(&none, 0, sizeof none);
@@ -473,11 +473,11 @@ XD_TEST(rows_of_a_file_give_the_exact_map_of_gold_losses) {
     CHECK_EQ_INT(map.pairs, 257);
     CHECK_EQ_INT(map.student_rest_count, 1);
     CHECK_EQ_INT(map.teacher_rest_count, 1);
-    xd_exact_map_free(m.student.ctx, &map);
-    xd_projection_rows_free(m.student.ctx, &rows);
+    xd_exact_map_destroy(m.student.ctx, &map);
+    xd_projection_rows_destroy(m.student.ctx, &rows);
     CHECK_EQ_INT(xd_projection_to_rows(m.student.ctx, &m.matrix, 1, &rows), XD_OK);
     CHECK_EQ_INT(rows.ids[257], 257);
-    xd_projection_rows_free(m.student.ctx, &rows);
+    xd_projection_rows_destroy(m.student.ctx, &rows);
     CHECK_EQ_INT(xd_projection_to_rows(m.student.ctx, &m.matrix, -1, &rows), XD_ERROR_ARGUMENT);
     unmake(&m);
 }
@@ -512,9 +512,9 @@ static xd_result whole(xd_ctx *ctx, const made *m, const xd_projection_options *
     result = xd_projection_save(ctx, file_path(), &built, &origin);
     if (result == XD_OK) result = xd_projection_load(ctx, file_path(), &origin, &back, NULL);
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &back, 0, &rows);
-    if (result == XD_OK) xd_projection_rows_free(ctx, &rows);
-    xd_projection_free(ctx, &back);
-    xd_projection_free(ctx, &built);
+    if (result == XD_OK) xd_projection_rows_destroy(ctx, &rows);
+    xd_projection_destroy(ctx, &back);
+    xd_projection_destroy(ctx, &built);
     unlink(file_path());
     return result;
 }

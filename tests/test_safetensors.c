@@ -339,15 +339,15 @@ static xd_result write_file(bench *b, const char *name, size_t alignment) {
     xd_safetensors_writer_desc desc = writer_desc();
     desc.alignment = alignment;
     for (int i = 0; i < 60; i++) box[i] = i;
-    xd_result result = xd_safetensors_create(b->ctx, bench_path(b, name), &desc, &w);
+    xd_result result = xd_safetensors_writer_create(b->ctx, bench_path(b, name), &desc, &w);
     if (result != XD_OK) return result;
-    if (result == XD_OK) result = xd_safetensors_write_range(w, 1, 100, 140, &box[25]);
-    if (result == XD_OK) result = xd_safetensors_write_range(w, 1, 0, 100, box);
-    if (result == XD_OK) result = xd_safetensors_write(w, 0, bytes);
-    if (result == XD_OK) result = xd_safetensors_write(w, 3, doubles);
-    if (result == XD_OK) result = xd_safetensors_write(w, 2, &one);
-    if (result == XD_OK) return xd_safetensors_commit(w);
-    xd_safetensors_abort(w);
+    if (result == XD_OK) result = xd_safetensors_writer_write_range(w, 1, 100, 140, &box[25]);
+    if (result == XD_OK) result = xd_safetensors_writer_write_range(w, 1, 0, 100, box);
+    if (result == XD_OK) result = xd_safetensors_writer_write(w, 0, bytes);
+    if (result == XD_OK) result = xd_safetensors_writer_write(w, 3, doubles);
+    if (result == XD_OK) result = xd_safetensors_writer_write(w, 2, &one);
+    if (result == XD_OK) return xd_safetensors_writer_commit(w);
+    xd_safetensors_writer_abort(w);
     return result;
 }
 
@@ -432,9 +432,9 @@ XD_TEST(the_bytes_of_a_file_are_those_of_the_format) {
     memset(&desc, 0, sizeof desc);
     desc.entries = &entry;
     desc.entry_count = 1;
-    CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_write(w, 0, values), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_commit(w), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, values), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_OK);
     CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
     CHECK_EQ_INT(bytes, 8 + 88 + 8);
     CHECK_EQ_INT((unsigned char)data[0], 88);
@@ -475,9 +475,9 @@ XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
     memset(&desc, 0, sizeof desc);
     desc.entries = &entry;
     desc.entry_count = 1;
-    CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_write(w, 0, data), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_commit(w), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, data), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_OK);
     xd_safetensors_desc stream;
     memset(&stream, 0, sizeof stream);
     stream.mode = XD_SAFETENSORS_STREAM;
@@ -515,15 +515,15 @@ XD_TEST(bad_plans_are_refused_before_a_file_exists) {
     desc.entry_count = 1;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         desc.entries = &bad[i];
-        CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
     }
     desc.entries = twice;
     desc.entry_count = 2;
-    CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(b.ctx)->message, "stands twice"));
     desc.entry_count = 1;
     desc.alignment = 12;
-    CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
     CHECK(w == NULL);
     CHECK_EQ_INT(bench_files(&b, false), 0);
     bench_end(&b);
@@ -534,11 +534,11 @@ XD_TEST(an_incomplete_file_is_not_published) {
     bench_start(&b);
     xd_safetensors_writer *w = NULL;
     const xd_safetensors_writer_desc desc = writer_desc();
-    CHECK_EQ_INT(xd_safetensors_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
     CHECK_EQ_INT(bench_files(&b, false), 1);
-    CHECK_EQ_INT(xd_safetensors_write_range(w, 0, 1, 2, "ab"), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_safetensors_write(w, 0, "ab"), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_commit(w), XD_ERROR_STATE);
+    CHECK_EQ_INT(xd_safetensors_writer_write_range(w, 0, 1, 2, "ab"), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, "ab"), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_ERROR_STATE);
     CHECK_EQ_INT(bench_files(&b, false), 0);
     bench_end(&b);
 }
@@ -565,35 +565,36 @@ XD_TEST(truncated_files_are_refused_at_every_length) {
 
 static xd_result write_model(bench *b, uint64_t max_shard_bytes) {
     static unsigned char data[240];
-    xd_model_writer *w = NULL;
-    xd_model_writer_desc desc;
+    xd_weights_writer *w = NULL;
+    xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.entries = entries;
     desc.entry_count = ENTRY_COUNT;
     desc.max_shard_bytes = max_shard_bytes;
     for (int i = 0; i < 240; i++) data[i] = (unsigned char)i;
     static const size_t bytes[ENTRY_COUNT] = { 2, 240, 2, 16, 0 };
-    xd_result result = xd_model_writer_create(b->ctx, b->directory, &desc, &w);
+    xd_result result = xd_weights_writer_create(b->ctx, b->directory, &desc, &w);
     if (result != XD_OK) return result;
     for (int i = 0; i < ENTRY_COUNT && result == XD_OK; i++) {
-        result = xd_model_writer_write(w, i, 0, bytes[i] / 2, data);
+        result = xd_weights_writer_write(w, i, 0, bytes[i] / 2, data);
         if (result == XD_OK)
-            result = xd_model_writer_write(w, i, bytes[i] / 2, bytes[i] - bytes[i] / 2, data + bytes[i] / 2);
+            result =
+                xd_weights_writer_write(w, i, bytes[i] / 2, bytes[i] - bytes[i] / 2, data + bytes[i] / 2);
     }
-    if (result == XD_OK) return xd_model_writer_commit(w);
-    xd_model_writer_abort(w);
+    if (result == XD_OK) return xd_weights_writer_commit(w);
+    xd_weights_writer_abort(w);
     return result;
 }
 
 static xd_result open_model(bench *b, int64_t files) {
-    xd_model_files *model = NULL;
-    const xd_result result = xd_model_files_open(b->ctx, b->directory, NULL, &model);
+    xd_weights_files *model = NULL;
+    const xd_result result = xd_weights_files_open(b->ctx, b->directory, NULL, &model);
     if (result != XD_OK) return result;
-    CHECK_EQ_INT(xd_model_files_count(model), files);
+    CHECK_EQ_INT(xd_weights_files_count(model), files);
     for (int i = 0; i < ENTRY_COUNT; i++) {
         xd_safetensors *file = NULL;
         int64_t index = -1;
-        CHECK_EQ_INT(xd_model_files_find(model, entries[i].name, &file, &index), XD_OK);
+        CHECK_EQ_INT(xd_weights_files_find(model, entries[i].name, &file, &index), XD_OK);
         if (!file) continue;
         const xd_safetensors_info *info = xd_safetensors_at(file, index);
         const unsigned char *data = (const unsigned char *)xd_safetensors_data(file, index);
@@ -602,9 +603,9 @@ static xd_result open_model(bench *b, int64_t files) {
     }
     xd_safetensors *none = NULL;
     int64_t index = -7;
-    CHECK_EQ_INT(xd_model_files_find(model, "nothing", &none, &index), XD_ERROR_MISSING);
+    CHECK_EQ_INT(xd_weights_files_find(model, "nothing", &none, &index), XD_ERROR_MISSING);
     CHECK(none == NULL && index == -7);
-    xd_model_files_close(model);
+    xd_weights_files_close(model);
     return result;
 }
 

@@ -558,7 +558,7 @@ static void simd_model_step(simd_model *m, int step, const xd_status *status, bo
 
 static void simd_model_compare(const simd_model *a, const simd_model *b) {
     CHECK(memcmp(a->value, b->value, sizeof a->value) == 0);
-    CHECK_EQ_INT(xd_ema_get_record(a->ema).iteration, xd_ema_get_record(b->ema).iteration);
+    CHECK_EQ_INT(xd_ema_describe(a->ema).iteration, xd_ema_describe(b->ema).iteration);
     for (int64_t i = 0; i < xd_ema_count(a->ema); i++) {
         const xd_param x = xd_ema_view(a->ema, i), y = xd_ema_view(b->ema, i);
         CHECK(memcmp(x.value, y.value, (size_t)x.count * xd_dtype_size(x.dtype)) == 0);
@@ -609,7 +609,7 @@ XD_TEST(a_step_whose_average_has_lost_its_parameters_changes_nothing) {
     desc.ema = m.ema;
     CHECK(xd_optimizer_step(m.optimizer, &desc, NULL) == XD_ERROR_STATE);
     CHECK(memcmp(before.value, m.value, sizeof m.value) == 0);
-    CHECK_EQ_INT(*xd_optimizer_get_state(m.optimizer, 0).step, 1);
+    CHECK_EQ_INT(*xd_optimizer_state_at(m.optimizer, 0).step, 1);
     simd_model_close(&m);
 }
 

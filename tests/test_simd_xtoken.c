@@ -118,8 +118,8 @@ static void run_level(const simd_problem *p, xd_cpu_level level, simd_result *r)
     if (!p->in_place) free(gradient);
     free(student);
     free(teacher);
-    xd_projection_free(ctx, &projection);
-    xd_exact_map_free(ctx, &map);
+    xd_projection_destroy(ctx, &projection);
+    xd_exact_map_destroy(ctx, &map);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
 }

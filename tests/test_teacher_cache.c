@@ -69,18 +69,18 @@ static void append(fixture *f, xd_teacher_cache_writer *w, int first, int count,
     for (int at = first; at < first + count; at += most) {
         const int left = first + count - at;
         const xd_teacher_cache_block b = block_of(f, at, left < most ? left : most);
-        CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_OK);
     }
 }
 
 static void write_cache(fixture *f, int most) {
     xd_teacher_cache_writer *w = NULL;
-    CHECK_EQ_INT(xd_teacher_cache_create(f->ctx, f->path, &f->desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, text_one, strlen(text_one)), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(f->ctx, f->path, &f->desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
     append(f, w, 0, FIRST, most);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, text_two, strlen(text_two)), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_two, strlen(text_two)), XD_OK);
     append(f, w, FIRST, SECOND, most);
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
 }
 
 /* log softmax of one row at a temperature, in double. */
@@ -215,18 +215,19 @@ XD_TEST(padded_rows_of_bf16_give_the_file_of_their_values) {
     }
     write_cache(&f, 100);
     char *whole = load(&f, &bytes);
-    CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
     for (int d = 0; d < 2; d++) {
         xd_teacher_cache_block b = block_of(&f, d ? FIRST : 0, d ? SECOND : FIRST);
         b.logits.data = narrow + (d ? FIRST * WIDE : 0);
         b.logits.dtype = XD_DTYPE_BF16;
         b.logits.cols = WIDE - 1;
         b.logits.stride = WIDE;
-        CHECK_EQ_INT(xd_teacher_cache_document(w, d ? text_two : text_one, strlen(d ? text_two : text_one)),
-                     XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_OK);
+        CHECK_EQ_INT(
+            xd_teacher_cache_writer_document(w, d ? text_two : text_one, strlen(d ? text_two : text_one)),
+            XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_OK);
     }
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
     char *pieces = load(&f, &again);
     CHECK(again == bytes && memcmp(whole, pieces, bytes) == 0);
     xd_release(f.ctx, whole);
@@ -253,10 +254,10 @@ XD_TEST(defaults_are_filled_in_and_a_large_vocabulary_has_wide_ids) {
     ((float *)b.logits.data)[LARGE - 2] = 20.0f;
     b.ids = &id;
     b.next = &next;
-    CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, NULL, 0), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
     const xd_teacher_cache_info info = xd_teacher_cache_describe(cache);
     CHECK(info.desc.k == 16 && info.desc.temperature == 1.0 && info.desc.coding == XD_CACHE_8_BITS);
@@ -327,7 +328,7 @@ static void put_checksum(unsigned char *file, size_t bytes) {
 
 static xd_result parse(fixture *f, const unsigned char *file, size_t bytes) {
     xd_teacher_cache *cache = NULL;
-    const xd_result result = xd_teacher_cache_parse(f->ctx, file, bytes, NULL, &cache);
+    const xd_result result = xd_teacher_cache_open_memory(f->ctx, file, bytes, NULL, &cache);
     CHECK((result == XD_OK) == (cache != NULL));
     xd_teacher_cache_close(cache);
     return result;
@@ -426,47 +427,47 @@ XD_TEST(a_refused_block_adds_nothing) {
     char *whole = load(&good, &bytes);
     open_fixture(&f);
     remove(f.path);
-    CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
     xd_teacher_cache_block b = block_of(&f, 0, FIRST);
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "without a document") != NULL);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, NULL, 3), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, text_one, strlen(text_one)), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, text_one, strlen(text_one)), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 3), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_ERROR_ARGUMENT);
     b.logits.cols = VOCABULARY - 1;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_SHAPE);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_SHAPE);
     b = block_of(&f, 0, FIRST);
     b.logits.dtype = XD_DTYPE_I32;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_DTYPE);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_DTYPE);
     b = block_of(&f, 0, FIRST);
     b.ids = NULL;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     b = block_of(&f, 0, FIRST + 1); /* over the end of the document */
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "row 5 comes after the end of document 0") != NULL);
     b = block_of(&f, 0, FIRST);
     b.spans = NULL;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     f.ids[1] = VOCABULARY;
     b = block_of(&f, 0, FIRST);
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     f.ids[1] = 9;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "row 1 has id 9, but the row before says 7") != NULL);
     f.ids[1] = 7;
     f.spans[2].begin = 1;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     f.spans[2].begin = 6;
     f.logits[2 * VOCABULARY + 5] = (float)NAN;
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_DATA);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_DATA);
     memcpy(f.logits, good.logits, sizeof f.logits);
     append(&f, w, 0, FIRST, 2);
     b = block_of(&f, 0, 1);
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, text_two, strlen(text_two)), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_two, strlen(text_two)), XD_OK);
     append(&f, w, FIRST, SECOND, 2);
     CHECK(!exists(f.path));
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
     char *pieces = load(&f, &again);
     CHECK(again == bytes && memcmp(whole, pieces, bytes) == 0);
     xd_release(f.ctx, pieces);
@@ -489,11 +490,11 @@ XD_TEST(descs_that_a_file_cannot_hold_are_refused) {
         if (i == 5) d.name = "a name of sixty-four bytes ----------------------- and not one less";
         if (i == 6) d.context = -1;
         if (i == 7) d.vocabulary = (int64_t)1 << 40;
-        CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &d, &w), XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &d, &w), XD_ERROR_ARGUMENT);
     }
-    CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, "/tmp/no such directory/x", &f.desc, &w), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, "/tmp/no such directory/x", &f.desc, &w), XD_ERROR_IO);
     CHECK(w == NULL);
-    xd_teacher_cache_abort(NULL);
+    xd_teacher_cache_writer_abort(NULL);
     close_fixture(&f);
 }
 
@@ -502,13 +503,13 @@ XD_TEST(an_unfinished_cache_leaves_no_file) {
     xd_teacher_cache_writer *w = NULL;
     open_fixture(&f);
     for (int i = 0; i < 3; i++) {
-        CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &f.desc, &w), XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_document(w, text_one, strlen(text_one)), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
         if (i > 0) append(&f, w, 0, FIRST - 1, 100);
         if (i < 2)
-            CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_ERROR_ARGUMENT);
+            CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_ERROR_ARGUMENT);
         else
-            xd_teacher_cache_abort(w);
+            xd_teacher_cache_writer_abort(w);
         CHECK(!exists(f.path));
     }
     close_fixture(&f);
@@ -544,10 +545,10 @@ XD_TEST(a_full_disk_leaves_no_file_and_no_map_is_no_hindrance) {
         xd_teacher_cache_writer *w = NULL;
         xd_teacher_cache_block b = block_of(&f, 0, FIRST);
         failing_calls = calls;
-        CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &f.desc, &w), XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_document(w, text_one, strlen(text_one)), XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_append(w, &b), calls == 0 ? XD_ERROR_IO : XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_finish(w), calls == 0 ? XD_ERROR_ARGUMENT : XD_ERROR_IO);
+        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), calls == 0 ? XD_ERROR_IO : XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), calls == 0 ? XD_ERROR_ARGUMENT : XD_ERROR_IO);
         CHECK(!exists(f.path));
     }
     failing_calls = 1000;
@@ -584,21 +585,22 @@ static xd_result shard_body(xd_comm *world, void *argument) {
         for (int64_t v = 0; v < columns; v++) mine[p * columns + v] = f->logits[p * VOCABULARY + begin + v];
     xd_result result = xd_vocab_create(ctx, world, begin, begin + columns, VOCABULARY, &vocab);
     desc.vocab = vocab;
-    if (result == XD_OK) result = xd_teacher_cache_create(ctx, f->path, &desc, &w);
+    if (result == XD_OK) result = xd_teacher_cache_writer_create(ctx, f->path, &desc, &w);
     for (int d = 0; d < 2 && result == XD_OK; d++) {
         xd_teacher_cache_block b = block_of(f, d ? FIRST : 0, d ? SECOND : FIRST);
         b.logits.data = mine + (d ? FIRST * columns : 0);
         b.logits.cols = columns;
-        result = xd_teacher_cache_document(w, d ? text_two : text_one, strlen(d ? text_two : text_one));
+        result =
+            xd_teacher_cache_writer_document(w, d ? text_two : text_one, strlen(d ? text_two : text_one));
         if (job->spoilt == rank && d == 1) b.next = NULL;
-        if (result == XD_OK) result = xd_teacher_cache_append(w, &b);
+        if (result == XD_OK) result = xd_teacher_cache_writer_append(w, &b);
     }
     if (job->spoilt >= 0) { /* all ranks heard of the one that failed */
         CHECK_EQ_INT(result, rank == job->spoilt ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
-        xd_teacher_cache_abort(w);
+        xd_teacher_cache_writer_abort(w);
         result = xd_barrier(world);
     } else if (result == XD_OK) {
-        result = xd_teacher_cache_finish(w);
+        result = xd_teacher_cache_writer_commit(w);
     }
     xd_vocab_destroy(vocab);
     free(mine);

@@ -236,29 +236,29 @@ static int64_t least_moved(const xd_layout_desc *from, const xd_layout_desc *to)
 /* Makes every rank's plan, moves the bytes between arrays, and counts wrong elements. */
 static long simulate(xd_ctx *ctx, const xd_layout *from, const xd_layout *to) {
     static int64_t src[RANKS][MODEL_NUMEL], dst[RANKS][MODEL_NUMEL];
-    xd_plan *plans[RANKS] = { NULL };
+    xd_redistribution *plans[RANKS] = { NULL };
     void *send[RANKS], *recv[RANKS];
     const xd_layout_desc *df = xd_layout_settings(from), *dt = xd_layout_settings(to);
     long wrong = 0;
     int64_t total = 0;
     for (int r = 0; r < RANKS; r++) {
-        xd_plan_desc d;
+        xd_redistribution_desc d;
         memset(&d, 0, sizeof d);
         d.from = from;
         d.to = to;
         d.dtype = XD_DTYPE_I64;
         d.ranks = RANKS;
         d.rank = r;
-        if (xd_plan_create(ctx, &d, &plans[r]) != XD_OK) return 1;
+        if (xd_redistribution_create(ctx, &d, &plans[r]) != XD_OK) return 1;
         filled(df, r, src[r]);
     }
-    for (int s = 0; s < xd_plan_step_count(plans[0]); s++) {
-        xd_plan_step steps[RANKS];
+    for (int s = 0; s < xd_redistribution_step_count(plans[0]); s++) {
+        xd_redistribution_step steps[RANKS];
         for (int r = 0; r < RANKS; r++) {
-            steps[r] = xd_plan_get_step(plans[r], s);
+            steps[r] = xd_redistribution_step_at(plans[r], s);
             send[r] = malloc((size_t)steps[r].send_count * 8 + 1);
             recv[r] = malloc((size_t)steps[r].recv_capacity * 8 + 1);
-            xd_plan_pack(plans[r], s, src[r], send[r]);
+            xd_redistribution_pack(plans[r], s, src[r], send[r]);
             wrong += steps[r].total_count != steps[0].total_count;
             total += steps[r].send_count;
         }
@@ -270,14 +270,14 @@ static long simulate(xd_ctx *ctx, const xd_layout *from, const xd_layout *to) {
                        (char *)send[a] + 8 * steps[a].send_displacements[b], (size_t)n * 8);
             }
         for (int r = 0; r < RANKS; r++) {
-            wrong += xd_plan_unpack(plans[r], s, src[r], recv[r], dst[r]) != XD_OK;
+            wrong += xd_redistribution_unpack(plans[r], s, src[r], recv[r], dst[r]) != XD_OK;
             free(send[r]);
             free(recv[r]);
         }
     }
     for (int r = 0; r < RANKS; r++) {
         wrong += differing(dt, r, dst[r]);
-        xd_plan_destroy(plans[r]);
+        xd_redistribution_destroy(plans[r]);
     }
     if (!has_partial(df) && !has_partial(dt)) wrong += total != least_moved(df, dt);
     return wrong;
@@ -428,14 +428,14 @@ XD_TEST(transitions_that_have_no_meaning_are_refused) {
         { shard, shard, XD_DTYPE_F32, 1, XD_ERROR_TOPOLOGY },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        xd_plan_desc p;
-        xd_plan *plan = NULL;
+        xd_redistribution_desc p;
+        xd_redistribution *plan = NULL;
         memset(&p, 0, sizeof p);
         p.from = cases[i].from;
         p.to = cases[i].to;
         p.dtype = cases[i].dtype;
         p.ranks = cases[i].ranks;
-        CHECK_EQ_INT(xd_plan_create(ctx, &p, &plan), cases[i].expected);
+        CHECK_EQ_INT(xd_redistribution_create(ctx, &p, &plan), cases[i].expected);
         CHECK(plan == NULL);
     }
     xd_layout_destroy(longer);
@@ -464,7 +464,7 @@ static xd_result run_moves(xd_comm *world, void *argument) {
         xd_topology ta = grid(members, 0), tb = grid(size, 0);
         xd_layout_desc da = line(&ta, 0), db;
         xd_layout *from = NULL, *to = NULL;
-        xd_plan *plan = NULL;
+        xd_redistribution *plan = NULL;
         int64_t src[512], dst[512];
         da.ndim = 2;
         da.shape[0] = model_draw(&state, 12);
@@ -475,26 +475,26 @@ static xd_result run_moves(xd_comm *world, void *argument) {
         db.placement[0].kind = kinds[i % 5][1];
         db.placement[0].dim = 1;
         CHECK(xd_layout_create(ctx, &da, &from) == XD_OK && xd_layout_create(ctx, &db, &to) == XD_OK);
-        xd_plan_desc p;
+        xd_redistribution_desc p;
         memset(&p, 0, sizeof p);
         p.from = from;
         p.to = to;
         p.dtype = XD_DTYPE_I64;
         p.ranks = size;
         p.rank = me;
-        CHECK(xd_plan_create(ctx, &p, &plan) == XD_OK);
-        CHECK(xd_plan_agree(plan, world, XD_OK) == XD_OK);
-        const xd_comm_counters before = xd_comm_get_counters(world);
-        CHECK(xd_plan_execute(plan, world, filled(&da, me, src), dst) == XD_OK);
-        const xd_comm_counters after = xd_comm_get_counters(world);
-        CHECK_EQ_INT(after.bytes_sent - before.bytes_sent, xd_plan_bytes_sent(plan));
+        CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
+        CHECK(xd_redistribution_agree(plan, world, XD_OK) == XD_OK);
+        const xd_comm_counters before = xd_comm_traffic(world);
+        CHECK(xd_redistribution_execute(plan, world, filled(&da, me, src), dst) == XD_OK);
+        const xd_comm_counters after = xd_comm_traffic(world);
+        CHECK_EQ_INT(after.bytes_sent - before.bytes_sent, xd_redistribution_bytes_sent(plan));
         CHECK_EQ_INT(differing(&db, me, dst), 0);
         xd_tensor from_view = xd_tensor_view(from, me, src, XD_DTYPE_I64),
                   to_view = xd_tensor_view(to, me, dst, XD_DTYPE_I64);
         memset(dst, 0, sizeof dst);
         CHECK(xd_redistribute(world, &from_view, &to_view) == XD_OK);
         CHECK_EQ_INT(differing(&db, me, dst), 0);
-        xd_plan_destroy(plan);
+        xd_redistribution_destroy(plan);
         xd_layout_destroy(from);
         xd_layout_destroy(to);
     }

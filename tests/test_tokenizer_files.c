@@ -321,7 +321,7 @@ static xd_result use(xd_ctx *ctx, const file *f) {
     char text[400];
     memset(text, 'a', sizeof text);
     memcpy(text, "fi\xef\xac\x81 e\xcc\x81<s> bc", 15);
-    xd_result result = xd_tokenizer_parse(ctx, f->text, f->bytes, NULL, &tokenizer);
+    xd_result result = xd_tokenizer_load_memory(ctx, f->text, f->bytes, NULL, &tokenizer);
     if (result == XD_OK) result = xd_encoder_create(ctx, tokenizer, &encoder);
     if (result == XD_OK) result = xd_encode(encoder, text, sizeof text, &desc, &e);
     xd_encoder_destroy(encoder);

@@ -264,7 +264,7 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     CHECK_NEAR(accuracy, 0.5, 0);
     CHECK(xd_gather_columns(ctx, vocab, rows, labels, 2, 0, values) == XD_OK);
     CHECK(values[0] == (double)whole[2] && values[3] == (double)whole[VOCAB + 5]);
-    CHECK(xd_select_columns(ctx, vocab, rows, NULL, NULL, 6, columns, importance) == XD_OK);
+    CHECK(xd_vocab_topk_columns(ctx, vocab, rows, NULL, NULL, 6, columns, importance) == XD_OK);
     static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
     for (int i = 0; i < 6; i++) CHECK_EQ_INT(columns[i], chosen[i]);
     xd_vocab_destroy(vocab);
@@ -354,7 +354,7 @@ static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t row
     for (int i = 0; i < MANY * WIDE; i++) logits[i] = (float)(i * 37 % 101);
     CHECK(xd_vocab_topk(ctx, vocab, x, k, values, ids) == XD_OK);
     CHECK(values[0] == 100.0);
-    CHECK(xd_select_columns(ctx, vocab, x, NULL, NULL, k, ids, NULL) == XD_OK);
+    CHECK(xd_vocab_topk_columns(ctx, vocab, x, NULL, NULL, k, ids, NULL) == XD_OK);
     CHECK(xd_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
     CHECK(xd_log_softmax(ctx, vocab, x, 0.0, y) == XD_OK);
     CHECK(xd_gather_columns(ctx, vocab, x, ids, k, 0, values) == XD_OK);

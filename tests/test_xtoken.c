@@ -103,8 +103,8 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
         d.columns = size;
     if (gradient) d.gradient = rows_of(gradient, 6, 8);
     CHECK(xd_xtoken_loss(ctx, &d, &values) == XD_OK);
-    xd_projection_free(ctx, &projection);
-    xd_exact_map_free(ctx, &map);
+    xd_projection_destroy(ctx, &projection);
+    xd_exact_map_destroy(ctx, &map);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
     return values.kd;
@@ -162,7 +162,7 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     c.d.columns = 0;
     CHECK_NEAR(run_call(&p, &c).loss, 0.0, 1e-7); /* both sides' logarithms are of f32 */
     for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) CHECK_NEAR(c.gradient[i], 0.0, 1e-7);
-    xd_projection_free(p.ctx, &identity);
+    xd_projection_destroy(p.ctx, &identity);
     xd_vocab_destroy(c.vocab);
     close_problem(&p);
 }

@@ -25,7 +25,7 @@ static void make_cache(problem *p, float *logits, const int64_t *labels, int len
     desc.k = CACHED_IDS;
     desc.coding = coding;
     desc.teacher_hash = 77;
-    CHECK_EQ_INT(xd_teacher_cache_create(p->ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(p->ctx, path, &desc, &w), XD_OK);
     for (int b = 0; b < SEQUENCES; b++) {
         xd_teacher_cache_block block;
         memset(&block, 0, sizeof block);
@@ -36,10 +36,10 @@ static void make_cache(problem *p, float *logits, const int64_t *labels, int len
         block.logits = rows_of(logits + b * length * size, length, size);
         block.ids = ids;
         block.next = next;
-        CHECK_EQ_INT(xd_teacher_cache_document(w, NULL, 0), XD_OK);
-        CHECK_EQ_INT(xd_teacher_cache_append(w, &block), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &block), XD_OK);
     }
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_open(p->ctx, path, NULL, &p->cache), XD_OK);
     remove(path);
     for (int i = 0; i < SEQUENCES * length; i++)
@@ -239,10 +239,10 @@ XD_TEST(a_long_text_is_cut_into_tiles) {
     block.logits = rows_of(student + LENGTH * SIZE, LENGTH, SIZE);
     block.ids = ids;
     block.next = ids + LENGTH;
-    CHECK_EQ_INT(xd_teacher_cache_create(p.ctx, path, &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_document(w, NULL, 0), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_append(w, &block), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(p.ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &block), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_open(p.ctx, path, NULL, &p.cache), XD_OK);
     remove(path);
     open_call(&p, &c);

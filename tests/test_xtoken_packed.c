@@ -96,7 +96,7 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
         exists[c] = (uint8_t)((alignment.chunks[c].flags & XD_CHUNK_MASKED) == 0);
     xd_chunk_ids(&alignment, XD_CHUNK_STUDENT, student.mask, student.ids, NULL, student.count);
     xd_chunk_ids(&alignment, XD_CHUNK_TEACHER, teacher.mask, teacher.ids, NULL, teacher.count);
-    xd_alignment_free(ctx, &alignment);
+    xd_alignment_destroy(ctx, &alignment);
     shift(ctx, &student, positions);
     shift(ctx, &teacher, positions);
     for (int v = 0; v < STUDENT_SIZE; v++) {
@@ -131,7 +131,7 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
         memcpy(gradient[student.documents[i]][i - at], g + i * STUDENT_SIZE, STUDENT_SIZE * sizeof *g);
     }
     xd_vocab_destroy(vocab);
-    xd_projection_free(ctx, &projection);
+    xd_projection_destroy(ctx, &projection);
     return teacher_values.compared;
 }
 

@@ -10,7 +10,7 @@
 static inline xd_cpu_level xd_test_cpu(void) {
     const char *name = getenv("XDISTILL_CPU");
     xd_cpu_level level = XD_CPU_BEST;
-    if (name && !xd_cpu_level_parse(name, &level)) {
+    if (name && !xd_cpu_level_from_name(name, &level)) {
         fprintf(stderr, "XDISTILL_CPU: there is no level %s\n", name);
         exit(2);
     }

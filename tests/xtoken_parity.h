@@ -237,8 +237,8 @@ static inline xd_result parity_loss(xd_ctx *ctx, const parity *p, parity_call *c
     d.kd_weight = 0.8;
     d.ce_weight = 0.6;
     const xd_result result = xd_xtoken_loss(ctx, &d, &c->values);
-    xd_projection_free(ctx, &projection);
-    xd_exact_map_free(ctx, &map);
+    xd_projection_destroy(ctx, &projection);
+    xd_exact_map_destroy(ctx, &map);
     return result;
 }
 
@@ -381,8 +381,8 @@ static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, i
             if (b == dropped[k][0] && chunk == dropped[k][1]) mask[i] = 0;
     }
     const xd_rows rows = rows_of(values, count * t->held, PARITY_COLUMNS);
-    const xd_result result = xd_teacher_columns(ctx, r->teacher_vocab, logits, count, mask, r->teacher_cp,
-                                                PARITY_COLUMNS, ids, rows);
+    const xd_result result = xd_vocab_topk_gather(ctx, r->teacher_vocab, logits, count, mask, r->teacher_cp,
+                                                  PARITY_COLUMNS, ids, rows);
     return result == XD_OK ? xd_route_send(r->route, rows, ids) : result;
 }
 

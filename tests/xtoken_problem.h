@@ -115,8 +115,8 @@ static inline void open_problem(problem *p, xd_xtoken_kind kind) {
 
 static inline void close_problem(problem *p) {
     xd_teacher_cache_close(p->cache);
-    xd_projection_free(p->ctx, &p->projection);
-    xd_exact_map_free(p->ctx, &p->map);
+    xd_projection_destroy(p->ctx, &p->projection);
+    xd_exact_map_destroy(p->ctx, &p->map);
     xd_ctx_destroy(p->ctx);
 }
 

@@ -66,7 +66,7 @@ static bool read_argument(char **argv, int *at, arguments *a) {
     if (strcmp(name, "--no-exact") == 0) return a->options.disable_exact = true;
     ++*at;
     if (strcmp(name, "-o") == 0) return (a->out = value) != NULL || usage();
-    if (strcmp(name, "--pieces") == 0) return read_number(value, &a->options.most_pieces);
+    if (strcmp(name, "--pieces") == 0) return read_number(value, &a->options.max_pieces);
     if (strcmp(name, "--keep") == 0) return read_number(value, &a->options.k);
     if (strcmp(name, "--student-preset") == 0) return read_preset(value, &a->desc[0].preset);
     if (strcmp(name, "--teacher-preset") == 0) return read_preset(value, &a->desc[1].preset);
@@ -97,10 +97,10 @@ static xd_result build(xd_ctx *ctx, const arguments *a, xd_tokenizer **tokenizer
     xd_projection_report report;
     xd_projection_origin origin;
     char name[XD_PROJECTION_NAME_BYTES];
-    for (int i = 0; i < 2; i++) XDI_TRY(xd_tokenizer_load(ctx, a->path[i], &a->desc[i], &tokenizers[i]));
-    XDI_TRY(xd_projection_build(ctx, tokenizers[0], tokenizers[1], &a->options, p, &report, &origin));
+    for (int i = 0; i < 2; i++) XD_TRY(xd_tokenizer_load(ctx, a->path[i], &a->desc[i], &tokenizers[i]));
+    XD_TRY(xd_projection_build(ctx, tokenizers[0], tokenizers[1], &a->options, p, &report, &origin));
     xd_projection_cache_name(&origin, name);
-    XDI_TRY(xd_projection_save(ctx, a->out ? a->out : name, p, &origin));
+    XD_TRY(xd_projection_save(ctx, a->out ? a->out : name, p, &origin));
     print_report(p, &report, &origin);
     printf("written to          %s\n", a->out ? a->out : name);
     return XD_OK;
@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
     const xd_result result = build(ctx, &a, tokenizers, &projection);
     if (result != XD_OK) fprintf(stderr, "projection: %s\n", xd_last_error(ctx)->message);
-    xd_projection_free(ctx, &projection);
+    xd_projection_destroy(ctx, &projection);
     for (int i = 0; i < 2; i++) xd_tokenizer_destroy(tokenizers[i]);
     xd_ctx_destroy(ctx);
     return result == XD_OK ? 0 : 1;

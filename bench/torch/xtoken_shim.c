@@ -114,8 +114,8 @@ XD_API double xtoken_shim_run(xtoken_shim *s) {
 }
 
 XD_API void xtoken_shim_close(xtoken_shim *s) {
-    xd_projection_free(s->ctx, &s->projection);
-    xd_exact_map_free(s->ctx, &s->map);
+    xd_projection_destroy(s->ctx, &s->projection);
+    xd_exact_map_destroy(s->ctx, &s->map);
     xd_ctx_destroy(s->ctx);
     for (int i = 0; i < s->threads; i++) free(s->workspace[i]);
     free(s);

@@ -111,7 +111,7 @@ static xd_result demo_choose_arms(demo_world *w, const char *names, demo_job *jo
         const size_t length = strcspn(names, ",");
         const demo_arm *arm = demo_find_arm(names, length);
         if (!arm || job->arm_count == DEMO_MOST_ARMS || (arm->signal == DEMO_RECORDED && !w->record.cache))
-            return XDI_FAIL(w->ctx, XD_ERROR_ARGUMENT, "cannot run the arm %.*s", (int)length, names);
+            return XD_FAIL(w->ctx, XD_ERROR_ARGUMENT, "cannot run the arm %.*s", (int)length, names);
         job->arms[job->arm_count++] = *arm;
         names += length + (names[length] == ',');
     }
@@ -123,11 +123,11 @@ static xd_result demo_fill_arms(demo_world *w, const demo_options *o, demo_job *
         job->arms[job->arm_count++] = demo_teacher_arm;
         return XD_OK;
     }
-    if (o->arms) XDI_TRY(demo_choose_arms(w, o->arms, job));
+    if (o->arms) XD_TRY(demo_choose_arms(w, o->arms, job));
     for (int i = 0; i < DEMO_STUDENT_ARMS && !o->arms; i++)
         if (demo_student_arms[i].signal != DEMO_RECORDED || w->record.cache)
             job->arms[job->arm_count++] = demo_student_arms[i];
-    if (job->arm_count == 0) return XDI_FAIL(w->ctx, XD_ERROR_ARGUMENT, "there are no arms to run");
+    if (job->arm_count == 0) return XD_FAIL(w->ctx, XD_ERROR_ARGUMENT, "there are no arms to run");
     for (int i = job->arm_count - 1; i >= 0; i--)
         if (job->arms[i].signal != DEMO_TEXT_ALONE) job->saved_arm = i;
     return XD_OK;
@@ -145,18 +145,18 @@ static xd_result demo_load_texts(demo_world *w, const demo_options *o, const cha
                                  demo_reader *reader) {
     char path[512];
     snprintf(path, sizeof path, "%s/kjv_heldout.txt", o->data);
-    XDI_TRY(demo_text_load(w->ctx, reader->tokenizer, path, o->heldout_bytes, &reader->heldout));
-    XDI_TRY(demo_text_check(w->ctx, &reader->heldout, path));
+    XD_TRY(demo_text_load(w->ctx, reader->tokenizer, path, o->heldout_bytes, &reader->heldout));
+    XD_TRY(demo_text_check(w->ctx, &reader->heldout, path));
     if (!text) return XD_OK;
-    XDI_TRY(demo_text_load(w->ctx, reader->tokenizer, text, 0, &reader->text));
+    XD_TRY(demo_text_load(w->ctx, reader->tokenizer, text, 0, &reader->text));
     return demo_text_check(w->ctx, &reader->text, text);
 }
 
 /* The teacher that --train-teacher trains, or the model that --eval measures: one tokenizer, no student. */
 static xd_result demo_load_one(demo_world *w, const demo_options *o) {
     demo_reader *reader = o->eval ? &w->teacher : &w->student;
-    XDI_TRY(demo_load_tokenizer(w, o->eval ? o->eval : w->teacher_directory, reader));
-    XDI_TRY(demo_load_texts(w, o, o->teacher_text, reader));
+    XD_TRY(demo_load_tokenizer(w, o->eval ? o->eval : w->teacher_directory, reader));
+    XD_TRY(demo_load_texts(w, o, o->teacher_text, reader));
     return o->eval ? demo_model_load(w->ctx, o->eval, &w->model, &w->model_weights) : XD_OK;
 }
 
@@ -176,13 +176,13 @@ static xd_result demo_load(demo_world *w, const demo_options *o) {
     if (o->eval || o->teacher_text) return demo_load_one(w, o);
     snprintf(directory, sizeof directory, "%s/student", o->data);
     snprintf(text, sizeof text, "%s/kjv_student.txt", o->data);
-    XDI_TRY(demo_load_tokenizer(w, directory, &w->student));
-    XDI_TRY(demo_load_texts(w, o, text, &w->student));
-    XDI_TRY(demo_load_tokenizer(w, w->teacher_directory, &w->teacher));
-    XDI_TRY(demo_load_texts(w, o, text, &w->teacher));
-    XDI_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->model, &w->model_weights));
-    XDI_TRY(demo_bridge_make(w->ctx, w->student.tokenizer, &w->student.text, w->teacher.tokenizer,
-                             &w->teacher.text, &w->bridge));
+    XD_TRY(demo_load_tokenizer(w, directory, &w->student));
+    XD_TRY(demo_load_texts(w, o, text, &w->student));
+    XD_TRY(demo_load_tokenizer(w, w->teacher_directory, &w->teacher));
+    XD_TRY(demo_load_texts(w, o, text, &w->teacher));
+    XD_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->model, &w->model_weights));
+    XD_TRY(demo_bridge_make(w->ctx, w->student.tokenizer, &w->student.text, w->teacher.tokenizer,
+                            &w->teacher.text, &w->bridge));
     return demo_load_record(w, o);
 }
 
@@ -191,9 +191,9 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
     snprintf(w->student_directory, sizeof w->student_directory, "%s/student", o->out);
     snprintf(w->resume_directory, sizeof w->resume_directory, "%s/resume", o->out);
     if (!demo_speaks(w)) return XD_OK;
-    XDI_TRY(demo_report_open(w->ctx, o->out, o->resume, &w->report));
+    XD_TRY(demo_report_open(w->ctx, o->out, o->resume, &w->report));
     if (o->save_every && files->make_directory(files->user, w->resume_directory) != 0)
-        return XDI_FAIL(w->ctx, XD_ERROR_IO, "cannot make the directory %s", w->resume_directory);
+        return XD_FAIL(w->ctx, XD_ERROR_IO, "cannot make the directory %s", w->resume_directory);
     return XD_OK;
 }
 
@@ -235,21 +235,21 @@ static xd_result demo_fill_training(demo_world *w, const demo_options *o, demo_j
 
     const int runs = job->seeds * job->arm_count;
     w->losses = (float *)xd_allocate(w->ctx, (size_t)runs * (size_t)job->steps * sizeof *w->losses);
-    if (!w->losses) return XDI_FAIL(w->ctx, XD_ERROR_MEMORY, "no room for %d losses", runs * job->steps);
+    if (!w->losses) return XD_FAIL(w->ctx, XD_ERROR_MEMORY, "no room for %d losses", runs * job->steps);
     for (int i = 0; i < runs; i++) w->results[i].losses = w->losses + (size_t)i * (size_t)job->steps;
     return XD_OK;
 }
 
 /* Local: what a process needs before ranks start. */
 static xd_result demo_prepare(demo_world *w, const demo_options *o, demo_job *job) {
-    XDI_TRY(demo_load(w, o));
+    XD_TRY(demo_load(w, o));
     demo_fill_job(w, o, job);
     if (o->eval) {
         job->config = &w->model.config;
         return XD_OK;
     }
-    XDI_TRY(demo_fill_arms(w, o, job));
-    XDI_TRY(demo_open_output(w, o));
+    XD_TRY(demo_fill_arms(w, o, job));
+    XD_TRY(demo_open_output(w, o));
     return demo_fill_training(w, o, job);
 }
 
@@ -263,7 +263,7 @@ static xd_result demo_run_ranks(demo_world *w, const demo_options *o, demo_job *
     memset(&desc, 0, sizeof desc);
     desc.reduction = o->reduction;
     const xd_result result = xd_run_threads(o->ranks, &desc, demo_run_rank, job, &error);
-    return result == XD_OK ? XD_OK : XDI_FAIL(w->ctx, result, "rank %d: %s", error.rank, error.message);
+    return result == XD_OK ? XD_OK : XD_FAIL(w->ctx, result, "rank %d: %s", error.rank, error.message);
 }
 
 static void demo_introduce(const demo_world *w, const demo_options *o) {
@@ -295,8 +295,8 @@ static xd_result demo_work(demo_world *w, const demo_options *o) {
 static xd_result demo_print_ids(demo_world *w, const demo_options *o) {
     char directory[480];
     snprintf(directory, sizeof directory, "%s/student", o->data);
-    XDI_TRY(demo_load_tokenizer(w, o->eval ? o->eval : directory, &w->student));
-    XDI_TRY(demo_text_load(w->ctx, w->student.tokenizer, o->encode, 0, &w->student.text));
+    XD_TRY(demo_load_tokenizer(w, o->eval ? o->eval : directory, &w->student));
+    XD_TRY(demo_text_load(w->ctx, w->student.tokenizer, o->encode, 0, &w->student.text));
     for (int64_t i = 0; i < w->student.text.count && demo_speaks(w); i++)
         printf("%d\n", (int)w->student.text.ids[i]);
     return XD_OK;

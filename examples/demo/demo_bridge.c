@@ -17,9 +17,9 @@ static xd_align_side demo_side(const demo_text *text) {
 static xd_result demo_align(xd_ctx *ctx, demo_bridge *b) {
     const xd_align_side student = demo_side(b->student), teacher = demo_side(b->teacher);
     int64_t chunk = 0;
-    XDI_TRY(xd_align_bytes(ctx, &student, &teacher, &b->alignment, NULL));
+    XD_TRY(xd_align_bytes(ctx, &student, &teacher, &b->alignment, NULL));
     b->first_chunk = (int64_t *)xd_allocate(ctx, ((size_t)student.count + 1) * sizeof *b->first_chunk);
-    if (!b->first_chunk) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the chunks of a text");
+    if (!b->first_chunk) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the chunks of a text");
     for (int64_t i = 0; i < student.count; i++) {
         while (chunk < b->alignment.count && b->alignment.chunks[chunk].student_begin < i) chunk++;
         b->first_chunk[i] = chunk;
@@ -42,13 +42,13 @@ static xd_result demo_map_vocabularies(xd_ctx *ctx, const xd_tokenizer *student,
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &pieces, 0, &rows);
     if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, false, &b->strict);
     if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, true, &b->relaxed);
-    options.most_pieces = 1;
+    options.max_pieces = 1;
     options.k = DEMO_MOST_ENTRIES;
     options.disable_exact = options.reverse = true;
     if (result == XD_OK)
         result = xd_projection_build(ctx, student, teacher, &options, &b->projection, NULL, NULL);
-    xd_projection_rows_free(ctx, &rows);
-    xd_projection_free(ctx, &pieces);
+    xd_projection_rows_destroy(ctx, &rows);
+    xd_projection_destroy(ctx, &pieces);
     return result;
 }
 
@@ -65,11 +65,11 @@ xd_result demo_bridge_make(xd_ctx *ctx, const xd_tokenizer *student_tokenizer, c
 }
 
 void demo_bridge_free(xd_ctx *ctx, demo_bridge *b) {
-    xd_alignment_free(ctx, &b->alignment);
+    xd_alignment_destroy(ctx, &b->alignment);
     xd_release(ctx, b->first_chunk);
-    xd_projection_free(ctx, &b->projection);
-    xd_exact_map_free(ctx, &b->strict);
-    xd_exact_map_free(ctx, &b->relaxed);
+    xd_projection_destroy(ctx, &b->projection);
+    xd_exact_map_destroy(ctx, &b->strict);
+    xd_exact_map_destroy(ctx, &b->relaxed);
     memset(b, 0, sizeof *b);
 }
 
@@ -114,7 +114,7 @@ static xd_result demo_record_text(xd_ctx *ctx, const xd_teacher_cache *cache, in
     out->spans = (xd_token_span *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *out->spans);
     xd_result result = positions && out->ids && out->spans
                            ? xd_teacher_cache_read(ctx, cache, 0, count, positions)
-                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld positions", (long long)count);
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld positions", (long long)count);
     for (int64_t i = 0; i < count && result == XD_OK; i++) {
         out->ids[i] = positions[i].id;
         out->spans[i] = positions[i].span;
@@ -133,8 +133,8 @@ static xd_result demo_record_pairs(const demo_bridge *b, int64_t *places, xd_vot
         if (chunk->student_begin == chunk->student_end || chunk->teacher_begin == chunk->teacher_end)
             continue;
         places[chunk->student_begin] = (int64_t)chunk->teacher_begin - 1; /* -1 for the first token of all */
-        XDI_TRY(xd_votes_add(votes, b->student->ids[chunk->student_begin],
-                             b->teacher->ids[chunk->teacher_begin], 1.0));
+        XD_TRY(xd_votes_add(votes, b->student->ids[chunk->student_begin],
+                            b->teacher->ids[chunk->teacher_begin], 1.0));
     }
     return XD_OK;
 }
@@ -148,13 +148,13 @@ static xd_result demo_record_fill(xd_ctx *ctx, const demo_bridge *b, int64_t stu
     memset(&desc, 0, sizeof desc);
     desc.k = DEMO_MOST_ENTRIES;
     out->places = (int64_t *)xd_allocate(ctx, ((size_t)b->student->count + 1) * sizeof *out->places);
-    if (!out->places) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the places of a cache");
-    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    if (!out->places) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the places of a cache");
+    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
     xd_result result = demo_record_pairs(b, out->places, votes);
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &desc, &rows);
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, student_size, teacher_size, &out->projection);
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     xd_votes_destroy(votes);
     return result;
 }
@@ -169,13 +169,13 @@ xd_result demo_record_open(xd_ctx *ctx, const char *path, const xd_tokenizer *st
     memset(&bridge, 0, sizeof bridge);
     bridge.student = student;
     bridge.teacher = &teacher;
-    XDI_TRY(xd_teacher_cache_open(ctx, path, NULL, &out->cache));
+    XD_TRY(xd_teacher_cache_open(ctx, path, NULL, &out->cache));
     const int64_t size = xd_tokenizer_describe(student_tokenizer).size;
     const xd_teacher_cache_info info = xd_teacher_cache_describe(out->cache);
     xd_result result = xd_teacher_cache_find_document(ctx, out->cache, 0, &document);
     if (result == XD_OK && document.text_bytes != student->spans[student->count - 1].end)
-        result = XDI_FAIL(ctx, XD_ERROR_DATA, "%s is of a text of %lld bytes, not %lld", path,
-                          (long long)document.text_bytes, (long long)student->spans[student->count - 1].end);
+        result = XD_FAIL(ctx, XD_ERROR_DATA, "%s is of a text of %lld bytes, not %lld", path,
+                         (long long)document.text_bytes, (long long)student->spans[student->count - 1].end);
     if (result == XD_OK) result = demo_record_text(ctx, out->cache, document.count, &teacher);
     if (result == XD_OK) result = demo_align(ctx, &bridge);
     if (result == XD_OK) result = demo_record_fill(ctx, &bridge, size, info.desc.vocabulary, out);
@@ -188,6 +188,6 @@ xd_result demo_record_open(xd_ctx *ctx, const char *path, const xd_tokenizer *st
 void demo_record_close(xd_ctx *ctx, demo_record *record) {
     xd_teacher_cache_close(record->cache);
     xd_release(ctx, record->places);
-    xd_projection_free(ctx, &record->projection);
+    xd_projection_destroy(ctx, &record->projection);
     memset(record, 0, sizeof *record);
 }

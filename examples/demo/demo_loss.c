@@ -68,10 +68,10 @@ xd_result demo_complete_teacher(demo_rank *r) {
     if (!r->tp) return XD_OK;
     for (int rank = 0; rank < xd_comm_size(r->tp); rank++) counts[rank] = 0;
     counts[r->tp_rank] = rows * r->teacher.share.vocab_count;
-    XDI_TRY(xd_all_reduce(r->tp, counts, counts, xd_comm_size(r->tp), XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(r->tp, counts, counts, xd_comm_size(r->tp), XD_DTYPE_I64, XD_SUM));
     for (int s = 0; s < r->batch.sequences; s++) {
         const float *own = r->teacher_logits.own + s * counts[r->tp_rank];
-        XDI_TRY(xd_all_gather(r->tp, own, r->exchange, counts, XD_DTYPE_F32));
+        XD_TRY(xd_all_gather(r->tp, own, r->exchange, counts, XD_DTYPE_F32));
         demo_place_columns(r, r->exchange, counts, rows, r->teacher_logits.whole + s * rows * vocab);
     }
     return XD_OK;
@@ -186,7 +186,7 @@ xd_result demo_make_loss_workspace(demo_rank *r) {
         if (bytes > r->loss_workspace_bytes) r->loss_workspace_bytes = bytes;
     }
     r->loss_workspace = demo_room(r, (int64_t)r->loss_workspace_bytes, 1, &failed);
-    return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
+    return failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
 }
 
 /* The cross entropy of all tokens alike, by which arms are compared, and the gradient when there is one. */
@@ -194,7 +194,7 @@ static xd_result demo_learn_from_text(demo_rank *r, bool gradient, demo_step *ou
     xd_loss_values values;
     xd_loss_desc desc = demo_text_loss(r);
     if (!gradient) memset(&desc.gradient, 0, sizeof desc.gradient);
-    XDI_TRY(xd_loss(r->ctx, &desc, &values));
+    XD_TRY(xd_loss(r->ctx, &desc, &values));
     out->loss = out->hard = values.hard;
     out->soft = 0.0;
     return XD_OK;
@@ -204,8 +204,8 @@ static xd_result demo_learn_across(demo_rank *r, const demo_arm *arm, demo_step 
     xd_xtoken_values values;
     const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm);
     const xd_xtoken_desc desc = demo_cross_loss(r, arm, &teacher);
-    XDI_TRY(demo_learn_from_text(r, false, out));
-    XDI_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
+    XD_TRY(demo_learn_from_text(r, false, out));
+    XD_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
     out->loss = values.loss;
     out->soft = values.kd;
     return XD_OK;

@@ -53,9 +53,9 @@ static xd_result demo_take_exam(demo_rank *r, const demo_exam *exam, double *bit
     for (int64_t row = 0; row * DEMO_ROW + 1 < text->count; row += DEMO_BATCH) {
         xd_loss_values values;
         demo_read_heldout(r, exam, row);
-        XDI_TRY(demo_forward(r, exam->model, exam->weights, exam->ids, false, exam->workspace,
-                             exam->logits->own));
-        XDI_TRY(xd_loss(r->ctx, &desc, &values));
+        XD_TRY(demo_forward(r, exam->model, exam->weights, exam->ids, false, exam->workspace,
+                            exam->logits->own));
+        XD_TRY(xd_loss(r->ctx, &desc, &values));
         nats += values.hard;
     }
     *bits_per_byte = nats / log(2.0) / (double)text->bytes;
@@ -158,8 +158,8 @@ xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *we
     }
     xd_release(r->ctx, workspace);
     xd_release(r->ctx, logits);
-    if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for a sample");
-    XDI_TRY(xd_tokenizer_decode(r->ctx, tokenizer, ids, count, false, sample, DEMO_SAMPLE - 1, &length));
+    if (failed) return XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for a sample");
+    XD_TRY(xd_tokenizer_decode(r->ctx, tokenizer, ids, count, false, sample, DEMO_SAMPLE - 1, &length));
     if (length > DEMO_SAMPLE - 1) length = DEMO_SAMPLE - 1;
     demo_mend_text(sample, length);
     sample[length] = 0;

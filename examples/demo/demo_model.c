@@ -27,7 +27,7 @@ static xd_result demo_config_load(xd_ctx *ctx, const char *path, nn_config *out)
     nn_config c;
     double eps = 1e-6;
     memset(&c, 0, sizeof c);
-    XDI_TRY(xd_json_load(ctx, NULL, path, &root));
+    XD_TRY(xd_json_load(ctx, NULL, path, &root));
     const bool sizes = demo_int(root, "vocab_size", &c.vocab) && demo_int(root, "hidden_size", &c.hidden) &&
                        demo_int(root, "num_hidden_layers", &c.layers) &&
                        demo_int(root, "num_attention_heads", &c.heads) &&
@@ -39,7 +39,7 @@ static xd_result demo_config_load(xd_ctx *ctx, const char *path, nn_config *out)
     c.rope_theta = (float)demo_rope_theta(root);
     c.norm_eps = (float)eps;
     xd_json_destroy(ctx, root);
-    if (!sizes) return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s lacks a size of a Llama model", path);
+    if (!sizes) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s lacks a size of a Llama model", path);
     *out = c;
     return XD_OK;
 }
@@ -120,7 +120,7 @@ static xd_result demo_tensors_write(xd_safetensors_writer *writer, const nn_mode
     for (int i = 0; i < m->param_count; i++) {
         const float *from = weights + m->params[i].offset;
         for (int64_t j = 0; j < nn_param_count(&m->params[i]); j++) bits[j] = xd_bf16_from_f32(from[j]);
-        XDI_TRY(xd_safetensors_write(writer, i, bits));
+        XD_TRY(xd_safetensors_writer_write(writer, i, bits));
     }
     return XD_OK;
 }
@@ -133,7 +133,7 @@ static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model
     int64_t *shapes = (int64_t *)xd_allocate(ctx, 2 * count * sizeof *shapes);
     uint16_t *bits = (uint16_t *)xd_allocate(ctx, (size_t)m->float_count * sizeof *bits);
     xd_result result = XD_OK;
-    if (!entries || !shapes || !bits) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to write %s", path);
+    if (!entries || !shapes || !bits) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to write %s", path);
     for (int i = 0; i < m->param_count && result == XD_OK; i++) {
         shapes[2 * i] = m->params[i].rows;
         shapes[2 * i + 1] = m->params[i].cols;
@@ -145,12 +145,12 @@ static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model
     memset(&desc, 0, sizeof desc);
     desc.entries = entries;
     desc.entry_count = m->param_count;
-    if (result == XD_OK) result = xd_safetensors_create(ctx, path, &desc, &writer);
+    if (result == XD_OK) result = xd_safetensors_writer_create(ctx, path, &desc, &writer);
     if (result == XD_OK) result = demo_tensors_write(writer, m, weights, bits);
     if (result == XD_OK)
-        result = xd_safetensors_commit(writer);
+        result = xd_safetensors_writer_commit(writer);
     else
-        xd_safetensors_abort(writer);
+        xd_safetensors_writer_abort(writer);
     xd_release(ctx, entries);
     xd_release(ctx, shapes);
     xd_release(ctx, bits);
@@ -160,13 +160,13 @@ static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model
 /* One weight of an open file. */
 static xd_result demo_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const nn_param *p, float *out) {
     const int64_t index = xd_safetensors_find(file, p->name), count = nn_param_count(p);
-    if (index < 0) return XDI_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
+    if (index < 0) return XD_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
     const xd_safetensors_info *info = xd_safetensors_at(file, index);
     if (info->dtype != XD_DTYPE_BF16)
-        return XDI_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
+        return XD_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
     if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
-                        p->name, p->rows, p->cols);
+        return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
+                       p->name, p->rows, p->cols);
     const uint8_t *bytes = (const uint8_t *)xd_safetensors_data(file, index);
     for (int64_t i = 0; i < count; i++) {
         uint16_t bits;
@@ -179,7 +179,7 @@ static xd_result demo_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const
 static xd_result demo_tensors_load(xd_ctx *ctx, const char *path, const nn_model *m, float *weights) {
     xd_safetensors *file = NULL;
     xd_result result = XD_OK;
-    XDI_TRY(xd_safetensors_open(ctx, path, NULL, &file));
+    XD_TRY(xd_safetensors_open(ctx, path, NULL, &file));
     for (int i = 0; i < m->param_count && result == XD_OK; i++)
         result = demo_tensor_read(ctx, file, &m->params[i], weights + m->params[i].offset);
     xd_safetensors_close(file);
@@ -196,13 +196,13 @@ xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, f
     char path[512];
     nn_config config;
     demo_path(path, directory, "config.json");
-    XDI_TRY(demo_config_load(ctx, path, &config));
+    XD_TRY(demo_config_load(ctx, path, &config));
     const char *problem = nn_model_init(&config, NULL, NULL, model);
-    if (problem) return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", path, problem);
+    if (problem) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", path, problem);
     float *read = (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
     demo_path(path, directory, "model.safetensors");
     const xd_result result = read ? demo_tensors_load(ctx, path, model, read)
-                                  : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
+                                  : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
     if (result == XD_OK) {
         *weights = read;
         return XD_OK;
@@ -218,7 +218,7 @@ static xd_result demo_json_save(xd_ctx *ctx, xd_json_writer *w, const char *dire
     const char *text = NULL;
     size_t bytes = 0;
     xd_json_write_end(w);
-    xd_result result = xd_json_writer_finish(w, &text, &bytes);
+    xd_result result = xd_json_writer_text(w, &text, &bytes);
     demo_path(path, directory, name);
     if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
     xd_json_writer_destroy(w);
@@ -236,7 +236,7 @@ static xd_result demo_copy(xd_ctx *ctx, const char *from, const char *to) {
     char *data = NULL;
     size_t bytes = 0;
     if (strcmp(from, to) == 0) return XD_OK;
-    XDI_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
+    XD_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
     const xd_result result = xd_file_save(ctx, to, data, bytes);
     xd_release(ctx, data);
     return result;
@@ -249,18 +249,18 @@ xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *mo
         weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (files->make_directory(files->user, directory) != 0)
-        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
+        return XD_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
     xd_json_writer w = demo_json_open(ctx);
     demo_write_config(&w, &model->config, end_of_text);
-    XDI_TRY(demo_json_save(ctx, &w, directory, "config.json"));
+    XD_TRY(demo_json_save(ctx, &w, directory, "config.json"));
     w = demo_json_open(ctx);
     demo_write_generation(&w, end_of_text);
-    XDI_TRY(demo_json_save(ctx, &w, directory, "generation_config.json"));
+    XD_TRY(demo_json_save(ctx, &w, directory, "generation_config.json"));
     w = demo_json_open(ctx);
     demo_write_tokenizer(&w);
-    XDI_TRY(demo_json_save(ctx, &w, directory, "tokenizer_config.json"));
+    XD_TRY(demo_json_save(ctx, &w, directory, "tokenizer_config.json"));
     demo_path(path, directory, "tokenizer.json");
-    XDI_TRY(demo_copy(ctx, tokenizer, path));
+    XD_TRY(demo_copy(ctx, tokenizer, path));
     demo_path(path, directory, "model.safetensors");
     return demo_tensors_save(ctx, path, model, weights);
 }
@@ -293,7 +293,7 @@ static xd_result demo_place_shares(xd_ctx *ctx, const nn_model *whole, int ranks
         group.size = ranks;
         group.rank = r;
         const char *problem = nn_model_init(&whole->config, &group, NULL, &part);
-        if (problem) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "rank %d's share: %s", r, problem);
+        if (problem) return XD_FAIL(ctx, XD_ERROR_MEMORY, "rank %d's share: %s", r, problem);
         for (int i = 0; i < part.param_count; i++)
             demo_copy_part(whole_weights, &whole->params[i], gathered + part.params[i].offset,
                            &part.params[i], true);
@@ -313,11 +313,11 @@ xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, con
     }
     for (int r = 0; r < ranks; r++) counts[r] = 0;
     counts[rank] = part->float_count;
-    XDI_TRY(xd_all_reduce(tp, counts, counts, ranks, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(tp, counts, counts, ranks, XD_DTYPE_I64, XD_SUM));
     for (int r = 0; r < ranks; r++) total += counts[r];
     float *gathered = (float *)xd_allocate(ctx, (size_t)total * sizeof *gathered);
     xd_result result =
-        gathered ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)total);
+        gathered ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)total);
     result = xd_agree(tp, result);
     if (result == XD_OK) result = xd_gather(tp, weights, gathered, counts, XD_DTYPE_F32, 0);
     if (result == XD_OK && rank == 0) result = demo_place_shares(ctx, whole, ranks, gathered, whole_weights);

@@ -18,15 +18,15 @@ struct demo_report {
 
 /* What the system says about the call that has just failed. */
 static xd_result demo_report_failed(xd_ctx *ctx, const char *path) {
-    return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    return XD_FAIL(ctx, XD_ERROR_IO, "cannot write %s: %s", path, strerror(errno));
 }
 
 xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo_report **out) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (files->make_directory(files->user, directory) != 0)
-        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
+        return XD_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
     demo_report *report = (demo_report *)xd_allocate(ctx, sizeof *report);
-    if (!report) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a report");
+    if (!report) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a report");
     snprintf(report->path, sizeof report->path, "%s/metrics.jsonl", directory);
     report->metrics = resume ? fopen(report->path, "r+b") : NULL;
     report->stale = report->metrics != NULL;
@@ -59,8 +59,8 @@ xd_result demo_report_position(xd_ctx *ctx, demo_report *report, long *bytes) {
 xd_result demo_report_go_to(xd_ctx *ctx, demo_report *report, long bytes) {
     const long length = fseek(report->metrics, 0, SEEK_END) == 0 ? ftell(report->metrics) : -1;
     if (length >= 0 && length < bytes)
-        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %ld bytes, the state to go on from was saved after %ld",
-                        report->path, length, bytes);
+        return XD_FAIL(ctx, XD_ERROR_DATA, "%s has %ld bytes, the state to go on from was saved after %ld",
+                       report->path, length, bytes);
     if (length < 0 || fseek(report->metrics, bytes, SEEK_SET) != 0)
         return demo_report_failed(ctx, report->path);
     return XD_OK;
@@ -92,7 +92,7 @@ static void demo_progress(const demo_report *report, const demo_job *job, uint64
 
 xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_job *job, uint64_t seed, int step,
                            double seconds, const demo_step *arms) {
-    if (report->stale) XDI_TRY(demo_cut_stale(ctx, report));
+    if (report->stale) XD_TRY(demo_cut_stale(ctx, report));
     for (int i = 0; i < job->arm_count; i++)
         if (fprintf(report->metrics,
                     "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, "
@@ -315,7 +315,7 @@ static xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *di
     xd_json_write_end(&w);
     xd_json_write_end(&w);
     snprintf(path, sizeof path, "%s/run.json", directory);
-    xd_result result = xd_json_writer_finish(&w, &text, &bytes);
+    xd_result result = xd_json_writer_text(&w, &text, &bytes);
     if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
     xd_json_writer_destroy(&w);
     return result;
@@ -323,6 +323,6 @@ static xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *di
 
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory) {
     demo_table(job);
-    XDI_TRY(demo_write_svg(ctx, job, directory));
+    XD_TRY(demo_write_svg(ctx, job, directory));
     return demo_write_run(ctx, job, directory);
 }

@@ -24,7 +24,7 @@ static void demo_name_tensor(int arm, int kind, demo_tensor_name name) {
 static void demo_state_copy(const demo_state *s, int arm, int kind, float *flat, bool back) {
     const demo_learner *learner = &s->learners[arm];
     for (int i = 0; i < s->part->param_count; i++) {
-        const xd_optimizer_state state = xd_optimizer_get_state(learner->optimizer, i);
+        const xd_optimizer_state state = xd_optimizer_state_at(learner->optimizer, i);
         const nn_param *p = &s->part->params[i];
         float *own = kind == VALUES  ? learner->weights + p->offset
                      : kind == MEANS ? state.exp_avg
@@ -98,7 +98,7 @@ static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t cou
     desc.entry_count = arms * KINDS + 1;
     desc.metadata = pairs;
     desc.metadata_count = FACTS;
-    return xd_safetensors_create(ctx, s->path, &desc, writer);
+    return xd_safetensors_writer_create(ctx, s->path, &desc, writer);
 }
 
 /* What rank 0 has without asking the others. */
@@ -107,9 +107,9 @@ static xd_result demo_state_write_own(const demo_state *s, xd_safetensors_writer
     double seconds[DEMO_MOST_ARMS];
     for (int arm = 0; arm < arms; arm++) {
         seconds[arm] = s->learners[arm].seconds;
-        XDI_TRY(xd_safetensors_write(writer, arm * KINDS + LOSSES, s->learners[arm].losses));
+        XD_TRY(xd_safetensors_writer_write(writer, arm * KINDS + LOSSES, s->learners[arm].losses));
     }
-    return xd_safetensors_write(writer, arms * KINDS, seconds);
+    return xd_safetensors_writer_write(writer, arms * KINDS, seconds);
 }
 
 /* Collects every whole tensor, one at a time; rank 0 writes it. A write that failed is told at the end: the
@@ -120,8 +120,9 @@ static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const nn_mod
     for (int arm = 0; arm < s->job->arm_count; arm++)
         for (int kind = VALUES; kind < LOSSES; kind++) {
             demo_state_copy(s, arm, kind, flat, false);
-            XDI_TRY(demo_gather_shares(ctx, s->tp, s->part, flat, whole, values));
-            if (writer && result == XD_OK) result = xd_safetensors_write(writer, arm * KINDS + kind, values);
+            XD_TRY(demo_gather_shares(ctx, s->tp, s->part, flat, whole, values));
+            if (writer && result == XD_OK)
+                result = xd_safetensors_writer_write(writer, arm * KINDS + kind, values);
         }
     return result;
 }
@@ -133,15 +134,14 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
     const int64_t count = problem ? 0 : whole.float_count;
     float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
     float *flat = (float *)xd_allocate(ctx, ((size_t)s->part->float_count + 1) * sizeof *flat);
-    xd_result result =
-        problem || !values || !flat ? XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to save") : XD_OK;
+    xd_result result = problem || !values || !flat ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to save") : XD_OK;
     if (result == XD_OK && xd_comm_rank(s->world) == 0) result = demo_state_create(ctx, s, count, &writer);
     result = xd_agree(s->world, result);
     if (result == XD_OK) result = demo_state_write(ctx, s, &whole, values, flat, writer);
     if (writer && result == XD_OK)
-        result = xd_safetensors_commit(writer);
+        result = xd_safetensors_writer_commit(writer);
     else if (writer)
-        xd_safetensors_abort(writer);
+        xd_safetensors_writer_abort(writer);
     xd_release(ctx, values);
     xd_release(ctx, flat);
     if (!problem) nn_model_free(&whole);
@@ -166,8 +166,8 @@ static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_s
         const char *there = xd_safetensors_metadata(file, demo_facts[i]);
         if (i == MESH && s->job->reduction == XD_REDUCTION_INVARIANT) continue;
         if (!there || strcmp(there, here[i]) != 0)
-            return XDI_FAIL(ctx, XD_ERROR_DATA, "cannot go on from %s: its %s is %s, this run's is %s",
-                            s->path, demo_facts[i], there ? there : "not said", here[i]);
+            return XD_FAIL(ctx, XD_ERROR_DATA, "cannot go on from %s: its %s is %s, this run's is %s",
+                           s->path, demo_facts[i], there ? there : "not said", here[i]);
     }
     return XD_OK;
 }
@@ -177,8 +177,8 @@ static xd_result demo_state_check_tensor(xd_ctx *ctx, const demo_state *s, const
     const int64_t index = xd_safetensors_find(file, name);
     const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
     if (info && info->dtype == dtype && info->ndim == 1 && info->shape[0] == count) return XD_OK;
-    return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have %lld numbers in %s", s->path, (long long)count,
-                    name);
+    return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have %lld numbers in %s", s->path, (long long)count,
+                   name);
 }
 
 /* Its numbers must be possible, and its tensors as long as they should be. */
@@ -187,15 +187,15 @@ static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_saf
     const int arms = s->job->arm_count;
     const double done = demo_state_number(file, DONE, 1.0, s->job->steps);
     demo_tensor_name name;
-    XDI_TRY(demo_state_compare(ctx, s, file));
+    XD_TRY(demo_state_compare(ctx, s, file));
     if (done < 0.0 || demo_state_number(file, SECONDS, 0.0, 1e12) < 0.0 ||
         demo_state_number(file, METRICS, 0.0, 1e12) < 0.0)
-        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s does not say where in %d steps it stands", s->path,
-                        s->job->steps);
+        return XD_FAIL(ctx, XD_ERROR_DATA, "%s does not say where in %d steps it stands", s->path,
+                       s->job->steps);
     for (int i = 0; i < arms * KINDS; i++) {
         demo_name_tensor(i / KINDS, i % KINDS, name);
-        XDI_TRY(demo_state_check_tensor(ctx, s, file, name, XD_DTYPE_F32,
-                                        i % KINDS == LOSSES ? (int64_t)done : count));
+        XD_TRY(demo_state_check_tensor(ctx, s, file, name, XD_DTYPE_F32,
+                                       i % KINDS == LOSSES ? (int64_t)done : count));
     }
     return demo_state_check_tensor(ctx, s, file, demo_seconds_name, XD_DTYPE_F64, arms);
 }
@@ -210,7 +210,7 @@ static xd_result demo_state_read_arm(demo_state *s, xd_safetensors *file, int ar
     demo_learner *learner = &s->learners[arm];
     for (int kind = VALUES; kind < LOSSES; kind++) {
         demo_name_tensor(arm, kind, name);
-        XDI_TRY(demo_state_fetch(file, name, (size_t)whole->float_count * sizeof *values, values));
+        XD_TRY(demo_state_fetch(file, name, (size_t)whole->float_count * sizeof *values, values));
         demo_take_share(whole, values, s->part, flat);
         demo_state_copy(s, arm, kind, flat, true);
     }
@@ -223,14 +223,14 @@ static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *fil
                                  float *values, float *flat) {
     double seconds[DEMO_MOST_ARMS];
     const size_t bytes = (size_t)s->job->arm_count * sizeof *seconds;
-    XDI_TRY(demo_state_check(ctx, s, file, whole->float_count));
+    XD_TRY(demo_state_check(ctx, s, file, whole->float_count));
     s->done = (int)demo_state_number(file, DONE, 1.0, s->job->steps);
     s->seconds = demo_state_number(file, SECONDS, 0.0, 1e12);
     s->metrics_bytes = (long)demo_state_number(file, METRICS, 0.0, 1e12);
-    XDI_TRY(demo_state_fetch(file, demo_seconds_name, bytes, seconds));
+    XD_TRY(demo_state_fetch(file, demo_seconds_name, bytes, seconds));
     for (int arm = 0; arm < s->job->arm_count; arm++) {
         s->learners[arm].seconds = seconds[arm];
-        XDI_TRY(demo_state_read_arm(s, file, arm, whole, values, flat));
+        XD_TRY(demo_state_read_arm(s, file, arm, whole, values, flat));
     }
     return XD_OK;
 }
@@ -244,7 +244,7 @@ static xd_result demo_state_open(xd_ctx *ctx, demo_state *s) {
     float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
     float *flat = (float *)xd_allocate(ctx, ((size_t)s->part->float_count + 1) * sizeof *flat);
     xd_result result =
-        problem || !values || !flat ? XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to resume") : XD_OK;
+        problem || !values || !flat ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to resume") : XD_OK;
     if (result == XD_OK) result = xd_safetensors_open(ctx, s->path, NULL, &file);
     if (result == XD_OK) result = demo_state_read(ctx, s, file, &whole, values, flat);
     xd_safetensors_close(file);
@@ -258,10 +258,10 @@ xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
     FILE *there = fopen(s->path, "rb");
     int64_t ranks = there != NULL;
     if (there) fclose(there);
-    XDI_TRY(xd_all_reduce(s->world, &ranks, &ranks, 1, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(s->world, &ranks, &ranks, 1, XD_DTYPE_I64, XD_SUM));
     if (ranks == 0) return XD_OK; /* this run has not begun */
     if (ranks != xd_comm_size(s->world))
-        return XDI_FAIL(ctx, XD_ERROR_IO, "%lld of %d ranks can read %s", (long long)ranks,
-                        xd_comm_size(s->world), s->path);
+        return XD_FAIL(ctx, XD_ERROR_IO, "%lld of %d ranks can read %s", (long long)ranks,
+                       xd_comm_size(s->world), s->path);
     return xd_agree(s->world, demo_state_open(ctx, s));
 }

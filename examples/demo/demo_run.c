@@ -62,12 +62,12 @@ static xd_result demo_make_mesh(demo_rank *r) {
     desc.axes[2].name = "tp";
     desc.axes[2].size = job->tp;
     desc.world_size = xd_comm_size(r->world);
-    XDI_TRY(xd_mesh_create(r->world, &desc, &r->mesh));
-    XDI_TRY(xd_mesh_coordinate(r->mesh, "dp", &r->dp_rank));
-    XDI_TRY(xd_mesh_coordinate(r->mesh, "cp", &r->cp_rank));
-    XDI_TRY(xd_mesh_coordinate(r->mesh, "tp", &r->tp_rank));
-    XDI_TRY(demo_axis(r, "cp", job->cp, &r->cp));
-    XDI_TRY(demo_axis(r, "tp", job->tp, &r->tp));
+    XD_TRY(xd_mesh_create(r->world, &desc, &r->mesh));
+    XD_TRY(xd_mesh_coordinate(r->mesh, "dp", &r->dp_rank));
+    XD_TRY(xd_mesh_coordinate(r->mesh, "cp", &r->cp_rank));
+    XD_TRY(xd_mesh_coordinate(r->mesh, "tp", &r->tp_rank));
+    XD_TRY(demo_axis(r, "cp", job->cp, &r->cp));
+    XD_TRY(demo_axis(r, "tp", job->tp, &r->tp));
     /* In INVARIANT mode leaves are summed over a group of one rank, too. */
     return demo_is_invariant(r) ? xd_mesh_group(r->mesh, "dp,cp", &r->rows)
                                 : demo_axis(r, "dp,cp", job->dp * job->cp, &r->rows);
@@ -83,8 +83,8 @@ static xd_result demo_make_models(demo_rank *r) {
     const nn_group tp = demo_group(r->tp), cp = demo_group(r->cp);
     const char *problem = nn_model_init(r->job->config, &tp, &cp, &r->model);
     if (!problem && r->job->teacher) problem = nn_model_init(&r->job->teacher->config, &tp, &cp, &r->teacher);
-    if (problem) return XDI_FAIL(r->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
-    XDI_TRY(demo_make_vocab(r, &r->model, &r->logits.vocab));
+    if (problem) return XD_FAIL(r->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_TRY(demo_make_vocab(r, &r->model, &r->logits.vocab));
     return r->job->teacher ? demo_make_vocab(r, &r->teacher, &r->teacher_logits.vocab) : XD_OK;
 }
 
@@ -155,7 +155,7 @@ static xd_result demo_make_batch(demo_rank *r) {
     r->places = demo_integers(r, rows, &failed);
     r->row_weight = demo_floats(r, rows, &failed);
     r->place_chunks = demo_integers(r, rows, &failed);
-    if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)rows);
+    if (failed) return XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)rows);
     demo_place_positions(r);
     return XD_OK;
 }
@@ -172,8 +172,8 @@ static xd_result demo_make_student_buffers(demo_rank *r) {
         r->learners[i].weights = demo_floats(r, r->model.float_count, &failed);
         r->learners[i].params = (xd_param *)demo_room(r, r->model.param_count, sizeof(xd_param), &failed);
     }
-    return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %d models of %lld weights",
-                             r->job->arm_count, (long long)r->model.float_count)
+    return failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %d models of %lld weights",
+                            r->job->arm_count, (long long)r->model.float_count)
                   : XD_OK;
 }
 
@@ -193,16 +193,16 @@ static xd_result demo_make_teacher_buffers(demo_rank *r) {
         r->teacher_logits.whole = demo_floats(r, rows * job->teacher->config.vocab, &failed);
         r->exchange = demo_floats(r, (int64_t)r->batch.positions * job->teacher->config.vocab, &failed);
     }
-    if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the teacher");
+    if (failed) return XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the teacher");
     demo_take_share(job->teacher, job->teacher_weights, &r->teacher, r->teacher_weights);
     return XD_OK;
 }
 
 static xd_result demo_make_buffers(demo_rank *r) {
-    XDI_TRY(demo_make_batch(r));
-    XDI_TRY(demo_make_student_buffers(r));
-    XDI_TRY(demo_make_teacher_buffers(r));
-    XDI_TRY(demo_make_leaves(r));
+    XD_TRY(demo_make_batch(r));
+    XD_TRY(demo_make_student_buffers(r));
+    XD_TRY(demo_make_teacher_buffers(r));
+    XD_TRY(demo_make_leaves(r));
     return demo_make_loss_workspace(r);
 }
 
@@ -276,7 +276,7 @@ xd_result demo_forward(demo_rank *r, const nn_model *model, const float *weights
     for (int pass = 0; pass < r->passes; pass++) {
         float *room = workspace + (training ? pass * r->part_workspace : 0);
         const int64_t at = demo_enter_part(r, ids, pass) * model->share.vocab_count;
-        XDI_TRY(demo_code(nn_forward(model, weights, &r->part, training, room, logits + at)));
+        XD_TRY(demo_code(nn_forward(model, weights, &r->part, training, room, logits + at)));
     }
     return XD_OK;
 }
@@ -287,9 +287,9 @@ static xd_result demo_backward(demo_rank *r, const float *weights) {
     for (int pass = 0; pass < r->passes; pass++) {
         const int64_t at = demo_enter_part(r, r->ids, pass) * r->model.share.vocab_count;
         memset(r->gradient, 0, (size_t)r->model.float_count * sizeof *r->gradient);
-        XDI_TRY(demo_code(nn_backward(&r->model, weights, &r->part, r->workspace + pass * r->part_workspace,
-                                      r->logits.own + at, r->gradient)));
-        if (r->stack) XDI_TRY(xd_leaf_stack_push(r->stack, r->gradient));
+        XD_TRY(demo_code(nn_backward(&r->model, weights, &r->part, r->workspace + pass * r->part_workspace,
+                                     r->logits.own + at, r->gradient)));
+        if (r->stack) XD_TRY(xd_leaf_stack_push(r->stack, r->gradient));
     }
     return XD_OK;
 }
@@ -315,12 +315,12 @@ static xd_result demo_update(demo_rank *r, const demo_learner *learner, demo_ste
     xd_optimizer_step_desc step;
     memset(&clip, 0, sizeof clip);
     memset(&step, 0, sizeof step);
-    XDI_TRY(demo_sum_gradients(r));
+    XD_TRY(demo_sum_gradients(r));
     clip.params = learner->params;
     clip.param_count = r->model.param_count;
     clip.max_norm = 1.0;
-    XDI_TRY(xd_gradient_norm_compute(r->ctx, r->tp, &clip, &total));
-    XDI_TRY(xd_optimizer_set_learning_rate(learner->optimizer, out->learning_rate));
+    XD_TRY(xd_gradient_norm_compute(r->ctx, r->tp, &clip, &total));
+    XD_TRY(xd_optimizer_set_learning_rate(learner->optimizer, out->learning_rate));
     step.gradient_scale = &total.coefficient;
     out->gradient_norm = total.norm;
     return xd_optimizer_step(learner->optimizer, &step, NULL);
@@ -330,9 +330,9 @@ static xd_result demo_update(demo_rank *r, const demo_learner *learner, demo_ste
 static xd_result demo_ask_teacher(demo_rank *r) {
     const double start = xd_now(r->ctx);
     if (!r->asks_teacher) return XD_OK;
-    XDI_TRY(demo_forward(r, &r->teacher, r->teacher_weights, r->teacher_ids, false, r->teacher_workspace,
-                         r->teacher_logits.own));
-    XDI_TRY(demo_complete_teacher(r));
+    XD_TRY(demo_forward(r, &r->teacher, r->teacher_weights, r->teacher_ids, false, r->teacher_workspace,
+                        r->teacher_logits.own));
+    XD_TRY(demo_complete_teacher(r));
     r->teacher_seconds += xd_now(r->ctx) - start;
     return XD_OK;
 }
@@ -341,10 +341,10 @@ static xd_result demo_learn(demo_rank *r, const demo_arm *arm, demo_learner *lea
                             demo_step *out) {
     const double start = xd_now(r->ctx);
     out->learning_rate = demo_learning_rate(arm->learning_rate, step, r->job->steps);
-    XDI_TRY(demo_forward(r, &r->model, learner->weights, r->ids, true, r->workspace, r->logits.own));
-    XDI_TRY(demo_arm_loss(r, arm, out));
-    XDI_TRY(demo_backward(r, learner->weights));
-    XDI_TRY(demo_update(r, learner, out));
+    XD_TRY(demo_forward(r, &r->model, learner->weights, r->ids, true, r->workspace, r->logits.own));
+    XD_TRY(demo_arm_loss(r, arm, out));
+    XD_TRY(demo_backward(r, learner->weights));
+    XD_TRY(demo_update(r, learner, out));
     learner->seconds += xd_now(r->ctx) - start;
     if (learner->losses) learner->losses[step] = (float)out->hard;
     return XD_OK;
@@ -353,14 +353,14 @@ static xd_result demo_learn(demo_rank *r, const demo_arm *arm, demo_learner *lea
 static xd_result demo_step_once(demo_rank *r, uint64_t seed, int step, demo_step *out) {
     double share = 1.0;
     demo_read_batch(r, share, seed, step);
-    XDI_TRY(demo_ask_teacher(r));
+    XD_TRY(demo_ask_teacher(r));
     for (int i = 0; i < r->job->arm_count; i++) {
         const demo_arm *arm = &r->job->arms[i];
         if (arm->share != share) {
             share = arm->share;
             demo_read_batch(r, share, seed, step);
         }
-        XDI_TRY(demo_learn(r, arm, &r->learners[i], step, &out[i]));
+        XD_TRY(demo_learn(r, arm, &r->learners[i], step, &out[i]));
     }
     return XD_OK;
 }
@@ -401,7 +401,7 @@ static xd_result demo_save_state(demo_rank *r, demo_state *state, int done, doub
     state->seconds = seconds;
     if (xd_comm_rank(r->world) == 0)
         result = demo_report_position(r->ctx, job->report, &state->metrics_bytes);
-    XDI_TRY(xd_agree(r->world, result));
+    XD_TRY(xd_agree(r->world, result));
     return demo_state_save(r->ctx, state);
 }
 
@@ -414,7 +414,7 @@ static xd_result demo_begin_run(demo_rank *r, demo_state *state) {
         demo_learner *learner = &r->learners[i];
         nn_model_randomize(&r->model, state->seed, learner->weights);
         demo_list_params(r, learner);
-        XDI_TRY(demo_make_optimizer(r, learner));
+        XD_TRY(demo_make_optimizer(r, learner));
         learner->seconds = 0.0;
         learner->losses = first ? r->job->results[run + i].losses : NULL;
     }
@@ -424,7 +424,7 @@ static xd_result demo_begin_run(demo_rank *r, demo_state *state) {
     state->part = &r->model;
     state->learners = r->learners;
     if (!r->job->resume) return XD_OK;
-    XDI_TRY(demo_state_load(r->ctx, state));
+    XD_TRY(demo_state_load(r->ctx, state));
     if (first && state->done) result = demo_report_go_to(r->ctx, r->job->report, state->metrics_bytes);
     return xd_agree(r->world, result);
 }
@@ -439,13 +439,13 @@ static xd_result demo_train(demo_rank *r, uint64_t seed) {
     demo_state_path(r->job, seed, path);
     state.path = path;
     state.seed = seed;
-    XDI_TRY(demo_begin_run(r, &state));
+    XD_TRY(demo_begin_run(r, &state));
     const double start = xd_now(r->ctx) - state.seconds;
     for (int i = state.done; i < r->job->steps; i++) {
-        XDI_TRY(demo_step_once(r, seed, i, steps));
+        XD_TRY(demo_step_once(r, seed, i, steps));
         const double seconds = xd_now(r->ctx) - start;
-        if (first) XDI_TRY(demo_report_step(r->ctx, r->job->report, r->job, seed, i, seconds, steps));
-        XDI_TRY(demo_save_state(r, &state, i + 1, seconds));
+        if (first) XD_TRY(demo_report_step(r->ctx, r->job->report, r->job, seed, i, seconds, steps));
+        XD_TRY(demo_save_state(r, &state, i + 1, seconds));
     }
     return XD_OK;
 }
@@ -461,7 +461,7 @@ static xd_result demo_finish_whole(demo_rank *r, const float *own, bool save, de
     const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
     float *weights = problem ? NULL : (float *)demo_room(r, whole.float_count, sizeof(float), &failed);
     xd_result status =
-        problem || failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the whole model") : XD_OK;
+        problem || failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the whole model") : XD_OK;
     status = xd_agree(r->world, status);
     if (status == XD_OK) status = demo_gather_shares(r->ctx, r->tp, &r->model, own, &whole, weights);
     if (status == XD_OK && xd_comm_rank(r->world) == 0) {
@@ -485,7 +485,7 @@ static xd_result demo_finish_arm(demo_rank *r, int seed_index, int arm_index) {
     /* What is saved is measured as it is saved: every weight rounded to bf16. */
     for (int64_t i = 0; save && i < r->model.float_count; i++)
         learner->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(learner->weights[i]));
-    XDI_TRY(demo_evaluate_student(r, learner->weights, &bits));
+    XD_TRY(demo_evaluate_student(r, learner->weights, &bits));
     if (xd_comm_rank(r->world) == 0) {
         result->bits_per_byte = bits;
         result->seconds = learner->seconds;
@@ -498,7 +498,7 @@ static xd_result demo_run_teacher(demo_rank *r) {
     demo_result *result = job->teacher_result;
     double bits = 0.0;
     xd_result status = XD_OK;
-    XDI_TRY(demo_evaluate_teacher(r, &bits));
+    XD_TRY(demo_evaluate_teacher(r, &bits));
     if (xd_comm_rank(r->world) == 0) {
         result->bits_per_byte = bits;
         status = demo_write_sample(r, job->teacher, job->teacher_weights, job->teacher_tokenizer, job->seed,
@@ -509,14 +509,14 @@ static xd_result demo_run_teacher(demo_rank *r) {
 
 static xd_result demo_run_all(demo_rank *r) {
     const demo_job *job = r->job;
-    XDI_TRY(demo_make_mesh(r));
-    XDI_TRY(demo_make_models(r));
-    XDI_TRY(xd_agree(r->world, demo_make_buffers(r)));
+    XD_TRY(demo_make_mesh(r));
+    XD_TRY(demo_make_models(r));
+    XD_TRY(xd_agree(r->world, demo_make_buffers(r)));
     if (!job->resume && xd_comm_rank(r->world) == 0) demo_forget_states(r);
-    if (job->teacher && job->teacher_result) XDI_TRY(demo_run_teacher(r));
+    if (job->teacher && job->teacher_result) XD_TRY(demo_run_teacher(r));
     for (int seed = 0; seed < job->seeds; seed++) {
-        XDI_TRY(demo_train(r, job->seed + (uint64_t)seed));
-        for (int arm = 0; arm < job->arm_count; arm++) XDI_TRY(demo_finish_arm(r, seed, arm));
+        XD_TRY(demo_train(r, job->seed + (uint64_t)seed));
+        for (int arm = 0; arm < job->arm_count; arm++) XD_TRY(demo_finish_arm(r, seed, arm));
     }
     if (job->teacher_result && xd_comm_rank(r->world) == 0) job->teacher_result->seconds = r->teacher_seconds;
     return XD_OK;

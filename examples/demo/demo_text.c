@@ -8,7 +8,7 @@ static xd_result demo_text_keep(xd_ctx *ctx, const xd_encoding *encoding, demo_t
     const size_t count = (size_t)encoding->count;
     out->ids = (int32_t *)xd_allocate(ctx, (count + 1) * sizeof *out->ids);
     out->spans = (xd_token_span *)xd_allocate(ctx, (count + 1) * sizeof *out->spans);
-    if (!out->ids || !out->spans) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu tokens", count);
+    if (!out->ids || !out->spans) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu tokens", count);
     memcpy(out->ids, encoding->ids, count * sizeof *out->ids);
     memcpy(out->spans, encoding->spans, count * sizeof *out->spans);
     out->count = encoding->count;
@@ -22,7 +22,7 @@ static xd_result demo_text_encode(xd_ctx *ctx, const xd_tokenizer *tokenizer, co
     xd_encoding encoding;
     memset(&desc, 0, sizeof desc);
     desc.parse_special = true; /* the texts are ours */
-    XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+    XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
     xd_result result = xd_encode(encoder, text, bytes, &desc, &encoding);
     if (result == XD_OK) result = demo_text_keep(ctx, &encoding, out);
     xd_encoder_destroy(encoder);
@@ -34,7 +34,7 @@ xd_result demo_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char 
     char *text = NULL;
     size_t bytes = 0;
     memset(out, 0, sizeof *out);
-    XDI_TRY(xd_file_load(ctx, path, 0, &text, &bytes));
+    XD_TRY(xd_file_load(ctx, path, 0, &text, &bytes));
     if (most_bytes && bytes > most_bytes) bytes = most_bytes;
     const xd_result result = demo_text_encode(ctx, tokenizer, text, bytes, out);
     xd_release(ctx, text);
@@ -51,8 +51,8 @@ void demo_text_free(xd_ctx *ctx, demo_text *text) {
 
 xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path) {
     if (text->count >= DEMO_ROW + 2) return XD_OK;
-    return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path,
-                    (long long)text->count, DEMO_ROW + 2);
+    return XD_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path,
+                   (long long)text->count, DEMO_ROW + 2);
 }
 
 /* splitmix64 */

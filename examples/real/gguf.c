@@ -64,8 +64,8 @@ static double gguf_load_f64(const uint8_t *from) {
 /* ---- parsing ---- */
 
 static xd_result gguf_take(gguf *g, uint64_t bytes, const uint8_t **out) {
-    XDI_REQUIRE(g->ctx, bytes <= g->bytes - g->at, XD_ERROR_FORMAT, "%llu bytes at byte %zu of a file of %zu",
-                (unsigned long long)bytes, g->at, g->bytes);
+    XD_REQUIRE(g->ctx, bytes <= g->bytes - g->at, XD_ERROR_FORMAT, "%llu bytes at byte %zu of a file of %zu",
+               (unsigned long long)bytes, g->at, g->bytes);
     *out = g->data + g->at;
     g->at += (size_t)bytes;
     return XD_OK;
@@ -73,7 +73,7 @@ static xd_result gguf_take(gguf *g, uint64_t bytes, const uint8_t **out) {
 
 static xd_result gguf_take_number(gguf *g, size_t bytes, uint64_t *out) {
     const uint8_t *from = NULL;
-    XDI_TRY(gguf_take(g, bytes, &from));
+    XD_TRY(gguf_take(g, bytes, &from));
     *out = gguf_load(from, bytes);
     return XD_OK;
 }
@@ -81,8 +81,8 @@ static xd_result gguf_take_number(gguf *g, size_t bytes, uint64_t *out) {
 static xd_result gguf_take_text(gguf *g, xd_text *out) {
     const uint8_t *from = NULL;
     uint64_t length = 0;
-    XDI_TRY(gguf_take_number(g, 8, &length));
-    XDI_TRY(gguf_take(g, length, &from));
+    XD_TRY(gguf_take_number(g, 8, &length));
+    XD_TRY(gguf_take(g, length, &from));
     out->data = (const char *)from;
     out->size = (int64_t)length;
     return XD_OK;
@@ -92,29 +92,27 @@ static xd_result gguf_take_text(gguf *g, xd_text *out) {
 static xd_result gguf_skip(gguf *g, uint32_t kind, uint64_t count) {
     const uint8_t *from = NULL;
     xd_text text;
-    XDI_REQUIRE(g->ctx, kind < GGUF_KINDS, XD_ERROR_FORMAT, "a value of kind %u before byte %zu", kind,
-                g->at);
-    XDI_REQUIRE(g->ctx, kind != GGUF_ARRAY, XD_ERROR_UNSUPPORTED, "an array of arrays before byte %zu",
-                g->at);
-    for (uint64_t i = 0; kind == GGUF_STRING && i < count; i++) XDI_TRY(gguf_take_text(g, &text));
+    XD_REQUIRE(g->ctx, kind < GGUF_KINDS, XD_ERROR_FORMAT, "a value of kind %u before byte %zu", kind, g->at);
+    XD_REQUIRE(g->ctx, kind != GGUF_ARRAY, XD_ERROR_UNSUPPORTED, "an array of arrays before byte %zu", g->at);
+    for (uint64_t i = 0; kind == GGUF_STRING && i < count; i++) XD_TRY(gguf_take_text(g, &text));
     if (kind == GGUF_STRING) return XD_OK;
-    XDI_REQUIRE(g->ctx, count <= g->bytes, XD_ERROR_FORMAT, "%llu values at byte %zu of a file of %zu",
-                (unsigned long long)count, g->at, g->bytes);
+    XD_REQUIRE(g->ctx, count <= g->bytes, XD_ERROR_FORMAT, "%llu values at byte %zu of a file of %zu",
+               (unsigned long long)count, g->at, g->bytes);
     return gguf_take(g, count * gguf_kind_bytes[kind], &from);
 }
 
 static xd_result gguf_take_pair(gguf *g, gguf_pair *pair) {
     uint64_t kind = 0, element = 0, count = 1;
-    XDI_TRY(gguf_take_text(g, &pair->key));
-    XDI_TRY(gguf_take_number(g, 4, &kind));
+    XD_TRY(gguf_take_text(g, &pair->key));
+    XD_TRY(gguf_take_number(g, 4, &kind));
     if (kind == GGUF_ARRAY) {
-        XDI_TRY(gguf_take_number(g, 4, &element));
-        XDI_TRY(gguf_take_number(g, 8, &count));
+        XD_TRY(gguf_take_number(g, 4, &element));
+        XD_TRY(gguf_take_number(g, 8, &count));
     }
     pair->kind = (uint32_t)kind;
     pair->element = (uint32_t)element;
     pair->value = g->data + g->at;
-    XDI_TRY(gguf_skip(g, kind == GGUF_ARRAY ? pair->element : pair->kind, count));
+    XD_TRY(gguf_skip(g, kind == GGUF_ARRAY ? pair->element : pair->kind, count));
     pair->count = (int64_t)count; /* it was stepped over, so it is no more than the bytes of the file */
     return XD_OK;
 }
@@ -139,14 +137,14 @@ static xd_result gguf_take_shape(gguf *g, gguf_tensor *t) {
     uint64_t dims = 0, size = 0;
     const uint64_t most = (uint64_t)g->bytes * 16;
     uint64_t all = 1;
-    XDI_TRY(gguf_take_number(g, 4, &dims));
-    XDI_REQUIRE(g->ctx, dims >= 1 && dims <= GGUF_MOST_DIMS, XD_ERROR_FORMAT,
-                "a tensor of %llu dimensions before byte %zu", (unsigned long long)dims, g->at);
+    XD_TRY(gguf_take_number(g, 4, &dims));
+    XD_REQUIRE(g->ctx, dims >= 1 && dims <= GGUF_MOST_DIMS, XD_ERROR_FORMAT,
+               "a tensor of %llu dimensions before byte %zu", (unsigned long long)dims, g->at);
     for (uint64_t i = 0; i < dims; i++) {
-        XDI_TRY(gguf_take_number(g, 8, &size));
-        XDI_REQUIRE(g->ctx, size >= 1 && size <= most / all, XD_ERROR_FORMAT,
-                    "a tensor of %llu times %llu elements before byte %zu of a file of %zu",
-                    (unsigned long long)all, (unsigned long long)size, g->at, g->bytes);
+        XD_TRY(gguf_take_number(g, 8, &size));
+        XD_REQUIRE(g->ctx, size >= 1 && size <= most / all, XD_ERROR_FORMAT,
+                   "a tensor of %llu times %llu elements before byte %zu of a file of %zu",
+                   (unsigned long long)all, (unsigned long long)size, g->at, g->bytes);
         all *= size;
         if (i == 0) t->cols = (int64_t)size;
     }
@@ -157,9 +155,9 @@ static xd_result gguf_take_shape(gguf *g, gguf_tensor *t) {
 /* Where the tensors begin is not known yet, so the offset is only read. */
 static xd_result gguf_take_tensor(gguf *g, gguf_tensor *t, uint64_t *offset) {
     uint64_t type = 0;
-    XDI_TRY(gguf_take_text(g, &t->name));
-    XDI_TRY(gguf_take_shape(g, t));
-    XDI_TRY(gguf_take_number(g, 4, &type));
+    XD_TRY(gguf_take_text(g, &t->name));
+    XD_TRY(gguf_take_shape(g, t));
+    XD_TRY(gguf_take_number(g, 4, &type));
     t->type = (uint32_t)type;
     return gguf_take_number(g, 8, offset);
 }
@@ -168,18 +166,18 @@ static xd_result gguf_take_tensor(gguf *g, gguf_tensor *t, uint64_t *offset) {
 static xd_result gguf_place(gguf *g, size_t start, uint64_t alignment, uint64_t offset, gguf_tensor *t) {
     int64_t elements = 0, bytes = 0;
     const int shown = t->name.size < 64 ? (int)t->name.size : 64;
-    XDI_REQUIRE(g->ctx, offset % alignment == 0 && offset <= g->bytes - start, XD_ERROR_FORMAT,
-                "tensor %.*s at byte %llu of %zu, alignment %llu", shown, t->name.data,
-                (unsigned long long)offset, g->bytes - start, (unsigned long long)alignment);
+    XD_REQUIRE(g->ctx, offset % alignment == 0 && offset <= g->bytes - start, XD_ERROR_FORMAT,
+               "tensor %.*s at byte %llu of %zu, alignment %llu", shown, t->name.data,
+               (unsigned long long)offset, g->bytes - start, (unsigned long long)alignment);
     t->data = g->data + start + offset;
     if (!gguf_block(t->type, &elements, &bytes)) return XD_OK;
-    XDI_REQUIRE(g->ctx, t->cols % elements == 0, XD_ERROR_FORMAT,
-                "tensor %.*s has rows of %lld elements in blocks of %lld", shown, t->name.data,
-                (long long)t->cols, (long long)elements);
+    XD_REQUIRE(g->ctx, t->cols % elements == 0, XD_ERROR_FORMAT,
+               "tensor %.*s has rows of %lld elements in blocks of %lld", shown, t->name.data,
+               (long long)t->cols, (long long)elements);
     const uint64_t needs = (uint64_t)(t->rows * (t->cols / elements)) * (uint64_t)bytes;
-    XDI_REQUIRE(g->ctx, needs <= g->bytes - start - offset, XD_ERROR_FORMAT,
-                "tensor %.*s needs %llu bytes, the file has %llu for it", shown, t->name.data,
-                (unsigned long long)needs, (unsigned long long)(g->bytes - start - offset));
+    XD_REQUIRE(g->ctx, needs <= g->bytes - start - offset, XD_ERROR_FORMAT,
+               "tensor %.*s needs %llu bytes, the file has %llu for it", shown, t->name.data,
+               (unsigned long long)needs, (unsigned long long)(g->bytes - start - offset));
     return XD_OK;
 }
 
@@ -199,44 +197,43 @@ static int gguf_compare_tensors(const void *a, const void *b) {
 
 /* `count` things of at least `least` bytes each in the file. */
 static xd_result gguf_room(gguf *g, uint64_t count, size_t least, size_t size, void **out) {
-    XDI_REQUIRE(g->ctx, count <= g->bytes / least, XD_ERROR_FORMAT, "%llu entries in a file of %zu bytes",
-                (unsigned long long)count, g->bytes);
+    XD_REQUIRE(g->ctx, count <= g->bytes / least, XD_ERROR_FORMAT, "%llu entries in a file of %zu bytes",
+               (unsigned long long)count, g->bytes);
     *out = xd_allocate(g->ctx, ((size_t)count + 1) * size);
-    XDI_REQUIRE(g->ctx, *out != NULL, XD_ERROR_MEMORY, "no room for %llu entries", (unsigned long long)count);
+    XD_REQUIRE(g->ctx, *out != NULL, XD_ERROR_MEMORY, "no room for %llu entries", (unsigned long long)count);
     return XD_OK;
 }
 
 static xd_result gguf_take_pairs(gguf *g, uint64_t count) {
     void *room = NULL;
-    XDI_TRY(gguf_room(g, count, 8 + 4 + 1, sizeof *g->pairs, &room));
+    XD_TRY(gguf_room(g, count, 8 + 4 + 1, sizeof *g->pairs, &room));
     g->pairs = (gguf_pair *)room;
-    for (uint64_t i = 0; i < count; i++) XDI_TRY(gguf_take_pair(g, &g->pairs[i]));
+    for (uint64_t i = 0; i < count; i++) XD_TRY(gguf_take_pair(g, &g->pairs[i]));
     g->pair_count = (int64_t)count;
     qsort(g->pairs, (size_t)count, sizeof *g->pairs, gguf_compare_pairs);
     for (uint64_t i = 1; i < count; i++)
-        XDI_REQUIRE(g->ctx, gguf_compare_pairs(&g->pairs[i - 1], &g->pairs[i]) != 0, XD_ERROR_FORMAT,
-                    "two values of key %.*s", g->pairs[i].key.size < 64 ? (int)g->pairs[i].key.size : 64,
-                    g->pairs[i].key.data);
+        XD_REQUIRE(g->ctx, gguf_compare_pairs(&g->pairs[i - 1], &g->pairs[i]) != 0, XD_ERROR_FORMAT,
+                   "two values of key %.*s", g->pairs[i].key.size < 64 ? (int)g->pairs[i].key.size : 64,
+                   g->pairs[i].key.data);
     return XD_OK;
 }
 
 static xd_result gguf_take_tensors(gguf *g, uint64_t count, uint64_t *offsets) {
     int64_t alignment = 32;
-    for (uint64_t i = 0; i < count; i++) XDI_TRY(gguf_take_tensor(g, &g->tensors[i], &offsets[i]));
+    for (uint64_t i = 0; i < count; i++) XD_TRY(gguf_take_tensor(g, &g->tensors[i], &offsets[i]));
     (void)gguf_int(g, "general.alignment", &alignment);
-    XDI_REQUIRE(g->ctx, alignment >= 1 && alignment <= 65536 && (alignment & (alignment - 1)) == 0,
-                XD_ERROR_FORMAT, "an alignment of %lld bytes", (long long)alignment);
+    XD_REQUIRE(g->ctx, alignment >= 1 && alignment <= 65536 && (alignment & (alignment - 1)) == 0,
+               XD_ERROR_FORMAT, "an alignment of %lld bytes", (long long)alignment);
     const size_t step = (size_t)alignment, padding = (step - g->at % step) % step;
     /* A file without tensors may end before the padding does. */
     const size_t start = padding <= g->bytes - g->at ? g->at + padding : g->bytes;
     for (uint64_t i = 0; i < count; i++)
-        XDI_TRY(gguf_place(g, start, (uint64_t)alignment, offsets[i], &g->tensors[i]));
+        XD_TRY(gguf_place(g, start, (uint64_t)alignment, offsets[i], &g->tensors[i]));
     qsort(g->tensors, (size_t)count, sizeof *g->tensors, gguf_compare_tensors);
     for (uint64_t i = 1; i < count; i++)
-        XDI_REQUIRE(g->ctx, gguf_compare_tensors(&g->tensors[i - 1], &g->tensors[i]) != 0, XD_ERROR_FORMAT,
-                    "two tensors of name %.*s",
-                    g->tensors[i].name.size < 64 ? (int)g->tensors[i].name.size : 64,
-                    g->tensors[i].name.data);
+        XD_REQUIRE(g->ctx, gguf_compare_tensors(&g->tensors[i - 1], &g->tensors[i]) != 0, XD_ERROR_FORMAT,
+                   "two tensors of name %.*s",
+                   g->tensors[i].name.size < 64 ? (int)g->tensors[i].name.size : 64, g->tensors[i].name.data);
     g->tensor_count = (int64_t)count;
     return XD_OK;
 }
@@ -245,17 +242,17 @@ static xd_result gguf_take_all(gguf *g) {
     const uint8_t *magic = NULL;
     uint64_t version = 0, tensors = 0, pairs = 0;
     void *room = NULL, *offsets = NULL;
-    XDI_TRY(gguf_take(g, 4, &magic));
-    XDI_REQUIRE(g->ctx, memcmp(magic, "GGUF", 4) == 0, XD_ERROR_FORMAT, "no GGUF file");
-    XDI_TRY(gguf_take_number(g, 4, &version));
-    XDI_REQUIRE(g->ctx, version == 2 || version == 3, XD_ERROR_UNSUPPORTED,
-                "GGUF of version %llu: 2 and 3 are known", (unsigned long long)version);
-    XDI_TRY(gguf_take_number(g, 8, &tensors));
-    XDI_TRY(gguf_take_number(g, 8, &pairs));
-    XDI_TRY(gguf_take_pairs(g, pairs));
-    XDI_TRY(gguf_room(g, tensors, 8 + 4 + 8 + 4 + 8, sizeof *g->tensors, &room));
+    XD_TRY(gguf_take(g, 4, &magic));
+    XD_REQUIRE(g->ctx, memcmp(magic, "GGUF", 4) == 0, XD_ERROR_FORMAT, "no GGUF file");
+    XD_TRY(gguf_take_number(g, 4, &version));
+    XD_REQUIRE(g->ctx, version == 2 || version == 3, XD_ERROR_UNSUPPORTED,
+               "GGUF of version %llu: 2 and 3 are known", (unsigned long long)version);
+    XD_TRY(gguf_take_number(g, 8, &tensors));
+    XD_TRY(gguf_take_number(g, 8, &pairs));
+    XD_TRY(gguf_take_pairs(g, pairs));
+    XD_TRY(gguf_room(g, tensors, 8 + 4 + 8 + 4 + 8, sizeof *g->tensors, &room));
     g->tensors = (gguf_tensor *)room;
-    XDI_TRY(gguf_room(g, tensors, 8 + 4 + 8 + 4 + 8, sizeof(uint64_t), &offsets));
+    XD_TRY(gguf_room(g, tensors, 8 + 4 + 8 + 4 + 8, sizeof(uint64_t), &offsets));
     const xd_result result = gguf_take_tensors(g, tensors, (uint64_t *)offsets);
     xd_release(g->ctx, offsets);
     return result;
@@ -263,7 +260,7 @@ static xd_result gguf_take_all(gguf *g) {
 
 xd_result gguf_parse(xd_ctx *ctx, const void *data, size_t bytes, gguf **out) {
     gguf *g = (gguf *)xd_allocate(ctx, sizeof *g);
-    XDI_REQUIRE(ctx, g != NULL, XD_ERROR_MEMORY, "no room for a GGUF reader");
+    XD_REQUIRE(ctx, g != NULL, XD_ERROR_MEMORY, "no room for a GGUF reader");
     g->ctx = ctx;
     g->data = (const uint8_t *)data;
     g->bytes = bytes;
@@ -281,12 +278,12 @@ xd_result gguf_open(xd_ctx *ctx, const char *path, gguf **out) {
     intptr_t file = 0;
     uint64_t bytes = 0;
     int code = files->open(files->user, path, XD_FILE_READ, &file);
-    XDI_REQUIRE(ctx, code == 0, XD_ERROR_IO, "cannot open %s (errno %d)", path, code);
+    XD_REQUIRE(ctx, code == 0, XD_ERROR_IO, "cannot open %s (errno %d)", path, code);
     code = files->size(files->user, file, &bytes);
     if (code == 0 && bytes > 0) code = files->map(files->user, file, bytes, &data);
     (void)files->close(files->user, file); /* the mapping stays */
-    XDI_REQUIRE(ctx, code == 0 && data, XD_ERROR_IO, "cannot map the %llu bytes of %s (errno %d)",
-                (unsigned long long)bytes, path, code);
+    XD_REQUIRE(ctx, code == 0 && data, XD_ERROR_IO, "cannot map the %llu bytes of %s (errno %d)",
+               (unsigned long long)bytes, path, code);
     const xd_result result = gguf_parse(ctx, data, (size_t)bytes, out);
     if (result == XD_OK)
         (*out)->mapped = true;
@@ -449,12 +446,12 @@ static float gguf_load_element(uint32_t type, const uint8_t *from) {
 
 xd_result gguf_read(const gguf *file, const gguf_tensor *tensor, int64_t first, int64_t rows, float *out) {
     int64_t elements = 0, bytes = 0;
-    XDI_REQUIRE(file->ctx, first >= 0 && rows >= 0 && first <= tensor->rows && rows <= tensor->rows - first,
-                XD_ERROR_ARGUMENT, "rows %lld to %lld of a tensor of %lld", (long long)first,
-                (long long)(first + rows), (long long)tensor->rows);
-    XDI_REQUIRE(file->ctx, gguf_block(tensor->type, &elements, &bytes), XD_ERROR_UNSUPPORTED,
-                "tensor %.*s has elements of type %u", tensor->name.size < 64 ? (int)tensor->name.size : 64,
-                tensor->name.data, tensor->type);
+    XD_REQUIRE(file->ctx, first >= 0 && rows >= 0 && first <= tensor->rows && rows <= tensor->rows - first,
+               XD_ERROR_ARGUMENT, "rows %lld to %lld of a tensor of %lld", (long long)first,
+               (long long)(first + rows), (long long)tensor->rows);
+    XD_REQUIRE(file->ctx, gguf_block(tensor->type, &elements, &bytes), XD_ERROR_UNSUPPORTED,
+               "tensor %.*s has elements of type %u", tensor->name.size < 64 ? (int)tensor->name.size : 64,
+               tensor->name.data, tensor->type);
     const int64_t blocks = tensor->cols / elements;
     const uint8_t *from = tensor->data + first * blocks * bytes;
     for (int64_t i = 0; i < rows * blocks; i++, from += bytes, out += elements) {

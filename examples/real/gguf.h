@@ -1,10 +1,10 @@
 /* gguf.h - reads GGUF files, versions 2 and 3, little-endian: metadata, and tensors as floats.
  *
  *     gguf *file = NULL;
- *     XDI_TRY(gguf_open(ctx, "model.gguf", &file));
+ *     XD_TRY(gguf_open(ctx, "model.gguf", &file));
  *     int64_t layers = 0;
  *     if (!gguf_int(file, "llama.block_count", &layers)) ...
- *     XDI_TRY(gguf_read(file, gguf_tensor_find(file, "output_norm.weight"), 0, 1, floats));
+ *     XD_TRY(gguf_read(file, gguf_tensor_find(file, "output_norm.weight"), 0, 1, floats));
  *     gguf_close(file);
  *
  * The file is mapped and checked once, when it is opened: every length, count, offset and kind against the

@@ -27,11 +27,11 @@ static xd_result gguf_check_rotary(xd_ctx *ctx, const gguf *file, const nn_confi
     xd_text scaling;
     int rotary = c->head_dim;
     (void)gguf_size(file, "llama.rope.dimension_count", &rotary);
-    XDI_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d",
-                rotary, c->head_dim);
+    XD_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d", rotary,
+               c->head_dim);
     if (gguf_string(file, "llama.rope.scaling.type", &scaling))
-        XDI_REQUIRE(ctx, gguf_text_is(scaling, "none"), XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s",
-                    gguf_shown(scaling), scaling.data);
+        XD_REQUIRE(ctx, gguf_text_is(scaling, "none"), XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s",
+                   gguf_shown(scaling), scaling.data);
     return XD_OK;
 }
 
@@ -41,17 +41,17 @@ xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out) {
     double theta = 10000.0, eps = 0.0;
     memset(&c, 0, sizeof c);
     (void)gguf_string(file, "general.architecture", &architecture);
-    XDI_REQUIRE(ctx, gguf_text_is(architecture, "llama"), XD_ERROR_UNSUPPORTED,
-                "a model of architecture \"%.*s\": llama is known", gguf_shown(architecture),
-                architecture.data);
+    XD_REQUIRE(ctx, gguf_text_is(architecture, "llama"), XD_ERROR_UNSUPPORTED,
+               "a model of architecture \"%.*s\": llama is known", gguf_shown(architecture),
+               architecture.data);
     const gguf_tensor *embedding = gguf_tensor_find(file, "token_embd.weight");
     const bool sizes = gguf_size(file, "llama.embedding_length", &c.hidden) &&
                        gguf_size(file, "llama.block_count", &c.layers) &&
                        gguf_size(file, "llama.attention.head_count", &c.heads) &&
                        gguf_size(file, "llama.feed_forward_length", &c.ffn) &&
                        gguf_double(file, "llama.attention.layer_norm_rms_epsilon", &eps);
-    XDI_REQUIRE(ctx, sizes && embedding && embedding->rows <= 1 << 24, XD_ERROR_FORMAT,
-                "a size of the model is missing");
+    XD_REQUIRE(ctx, sizes && embedding && embedding->rows <= 1 << 24, XD_ERROR_FORMAT,
+               "a size of the model is missing");
     if (!gguf_size(file, "llama.attention.head_count_kv", &c.kv_heads)) c.kv_heads = c.heads;
     if (!gguf_size(file, "llama.attention.key_length", &c.head_dim)) c.head_dim = c.hidden / c.heads;
     (void)gguf_double(file, "llama.rope.freq_base", &theta);
@@ -59,7 +59,7 @@ xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out) {
     c.rope_theta = (float)theta;
     c.norm_eps = (float)eps;
     c.tied = gguf_tensor_find(file, "output.weight") == NULL;
-    XDI_TRY(gguf_check_rotary(ctx, file, &c));
+    XD_TRY(gguf_check_rotary(ctx, file, &c));
     *out = c;
     return XD_OK;
 }
@@ -108,19 +108,19 @@ static xd_result gguf_weight(xd_ctx *ctx, const gguf *file, int head_dim, const 
     gguf_name_of(p->name, name);
     const bool rotary = strstr(name, "attn_q.") || strstr(name, "attn_k.");
     const gguf_tensor *tensor = gguf_tensor_find(file, name);
-    XDI_REQUIRE(ctx, tensor != NULL, XD_ERROR_MISSING, "the file has no tensor %s", name);
+    XD_REQUIRE(ctx, tensor != NULL, XD_ERROR_MISSING, "the file has no tensor %s", name);
     if (p->dims == 1) {
-        XDI_REQUIRE(ctx, tensor->rows == 1 && tensor->cols == p->rows, XD_ERROR_SHAPE,
-                    "tensor %s has %lld x %lld elements, the model %d", name, (long long)tensor->rows,
-                    (long long)tensor->cols, p->rows);
+        XD_REQUIRE(ctx, tensor->rows == 1 && tensor->cols == p->rows, XD_ERROR_SHAPE,
+                   "tensor %s has %lld x %lld elements, the model %d", name, (long long)tensor->rows,
+                   (long long)tensor->cols, p->rows);
         return gguf_read(file, tensor, 0, 1, out);
     }
-    XDI_REQUIRE(ctx, tensor->rows == p->full_rows && tensor->cols == p->full_cols, XD_ERROR_SHAPE,
-                "tensor %s has %lld x %lld elements, the model %d x %d", name, (long long)tensor->rows,
-                (long long)tensor->cols, p->full_rows, p->full_cols);
+    XD_REQUIRE(ctx, tensor->rows == p->full_rows && tensor->cols == p->full_cols, XD_ERROR_SHAPE,
+               "tensor %s has %lld x %lld elements, the model %d x %d", name, (long long)tensor->rows,
+               (long long)tensor->cols, p->full_rows, p->full_cols);
     for (int r = 0; r < p->rows; r++, out += p->cols) {
         const int64_t wanted = p->row_begin + r;
-        XDI_TRY(gguf_read(file, tensor, rotary ? gguf_rotary_row(wanted, head_dim) : wanted, 1, row));
+        XD_TRY(gguf_read(file, tensor, rotary ? gguf_rotary_row(wanted, head_dim) : wanted, 1, row));
         memcpy(out, row + p->col_begin, (size_t)p->cols * sizeof *out);
     }
     return XD_OK;
@@ -132,7 +132,7 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
     for (int i = 0; i < model->param_count; i++)
         if (model->params[i].full_cols > widest) widest = model->params[i].full_cols;
     float *row = (float *)xd_allocate(ctx, (size_t)widest * sizeof *row);
-    XDI_REQUIRE(ctx, row != NULL, XD_ERROR_MEMORY, "no room for a row of %d floats", widest);
+    XD_REQUIRE(ctx, row != NULL, XD_ERROR_MEMORY, "no room for a row of %d floats", widest);
     for (int i = 0; i < model->param_count && result == XD_OK; i++)
         result = gguf_weight(ctx, file, model->config.head_dim, &model->params[i], row,
                              weights + model->params[i].offset);
@@ -245,13 +245,13 @@ static xd_result gguf_key_room(xd_ctx *ctx, gguf_array tokens, char **out) {
     int64_t longest = 0;
     xd_text text;
     while (gguf_next_string(&tokens, &text)) {
-        XDI_REQUIRE(ctx, text.size == 0 || !memchr(text.data, 0, (size_t)text.size), XD_ERROR_FORMAT,
-                    "a token with a zero byte in it");
+        XD_REQUIRE(ctx, text.size == 0 || !memchr(text.data, 0, (size_t)text.size), XD_ERROR_FORMAT,
+                   "a token with a zero byte in it");
         if (text.size > longest) longest = text.size;
     }
     *out = (char *)xd_allocate(ctx, (size_t)longest + 1);
     return *out ? XD_OK
-                : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token of %lld bytes", (long long)longest);
+                : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token of %lld bytes", (long long)longest);
 }
 
 /* Which split rules the file names; the file keeps the name of smollm's but no other trace of its digits. */
@@ -259,9 +259,9 @@ static xd_result gguf_split_rules(xd_ctx *ctx, const gguf *file, bool *digits) {
     xd_text pre = { "default", 7 };
     (void)gguf_string(file, "tokenizer.ggml.pre", &pre);
     *digits = gguf_text_is(pre, "smollm") || gguf_text_is(pre, "starcoder");
-    XDI_REQUIRE(ctx, *digits || gguf_text_is(pre, "gpt-2") || gguf_text_is(pre, "default"),
-                XD_ERROR_UNSUPPORTED, "split rules \"%.*s\": smollm, starcoder, gpt-2 and default are known",
-                gguf_shown(pre), pre.data);
+    XD_REQUIRE(ctx, *digits || gguf_text_is(pre, "gpt-2") || gguf_text_is(pre, "default"),
+               XD_ERROR_UNSUPPORTED, "split rules \"%.*s\": smollm, starcoder, gpt-2 and default are known",
+               gguf_shown(pre), pre.data);
     return XD_OK;
 }
 
@@ -271,8 +271,8 @@ static xd_result gguf_tokenizer_of(xd_ctx *ctx, const gguf_vocabulary *v, xd_tok
     size_t bytes = 0;
     xd_json_writer writer = xd_json_writer_create(ctx);
     gguf_json_tokenizer(&writer, v);
-    xd_result result = xd_json_writer_finish(&writer, &text, &bytes);
-    if (result == XD_OK) result = xd_tokenizer_parse(ctx, text, bytes, NULL, out);
+    xd_result result = xd_json_writer_text(&writer, &text, &bytes);
+    if (result == XD_OK) result = xd_tokenizer_load_memory(ctx, text, bytes, NULL, out);
     xd_json_writer_destroy(&writer);
     return result;
 }
@@ -282,14 +282,14 @@ xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out
     gguf_vocabulary v;
     memset(&v, 0, sizeof v);
     (void)gguf_string(file, "tokenizer.ggml.model", &model);
-    XDI_REQUIRE(ctx, gguf_text_is(model, "gpt2"), XD_ERROR_UNSUPPORTED,
-                "a tokenizer of kind \"%.*s\": gpt2 is known", gguf_shown(model), model.data);
-    XDI_TRY(gguf_split_rules(ctx, file, &v.digits));
+    XD_REQUIRE(ctx, gguf_text_is(model, "gpt2"), XD_ERROR_UNSUPPORTED,
+               "a tokenizer of kind \"%.*s\": gpt2 is known", gguf_shown(model), model.data);
+    XD_TRY(gguf_split_rules(ctx, file, &v.digits));
     const bool whole = gguf_strings(file, "tokenizer.ggml.tokens", &v.tokens) &&
                        gguf_ints(file, "tokenizer.ggml.token_type", &v.types) &&
                        gguf_strings(file, "tokenizer.ggml.merges", &v.merges);
-    XDI_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens, their types or merges");
-    XDI_TRY(gguf_key_room(ctx, v.tokens, &v.key));
+    XD_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens, their types or merges");
+    XD_TRY(gguf_key_room(ctx, v.tokens, &v.key));
     const xd_result result = gguf_tokenizer_of(ctx, &v, out);
     xd_release(ctx, v.key);
     return result;

@@ -48,12 +48,12 @@ xd_result real_record(xd_ctx *ctx, const real_options *o, const char *format, ..
     va_start(arguments, format);
     const int length = vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    XDI_REQUIRE(ctx, length >= 0 && length < (int)sizeof line, XD_ERROR_ARGUMENT, "a result of %d bytes",
-                length);
+    XD_REQUIRE(ctx, length >= 0 && length < (int)sizeof line, XD_ERROR_ARGUMENT, "a result of %d bytes",
+               length);
     FILE *file = fopen(o->out, "ab");
     const bool written = file && fprintf(file, "%s\n", line) > 0;
     const bool closed = file && fclose(file) == 0;
-    XDI_REQUIRE(ctx, written && closed, XD_ERROR_IO, "cannot write %s", o->out);
+    XD_REQUIRE(ctx, written && closed, XD_ERROR_IO, "cannot write %s", o->out);
     return XD_OK;
 }
 
@@ -89,7 +89,7 @@ xd_result real_run(xd_ctx *ctx, const real_options *o, xd_rank_function function
     memset(&desc, 0, sizeof desc);
     desc.timeout_seconds = 600.0; /* ranks wait for each other as long as a context takes on a slow machine */
     const xd_result result = xd_run_threads(o->ranks, &desc, function, argument, &error);
-    return result == XD_OK ? XD_OK : XDI_FAIL(ctx, result, "rank %d: %s", error.rank, error.message);
+    return result == XD_OK ? XD_OK : XD_FAIL(ctx, result, "rank %d: %s", error.rank, error.message);
 }
 
 /* ---- texts ---- */
@@ -97,10 +97,10 @@ xd_result real_run(xd_ctx *ctx, const real_options *o, xd_rank_function function
 static xd_result real_text_encode(xd_ctx *ctx, xd_encoder *encoder, real_text *text) {
     xd_encoding e;
     bool failed = false;
-    XDI_TRY(xd_encode(encoder, text->data, text->bytes, NULL, &e));
+    XD_TRY(xd_encode(encoder, text->data, text->bytes, NULL, &e));
     text->ids = (int32_t *)real_room(ctx, e.count, sizeof *text->ids, &failed);
     text->spans = (xd_token_span *)real_room(ctx, e.count, sizeof *text->spans, &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)e.count);
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)e.count);
     if (e.count > 0) {
         memcpy(text->ids, e.ids, (size_t)e.count * sizeof *text->ids);
         memcpy(text->spans, e.spans, (size_t)e.count * sizeof *text->spans);
@@ -113,7 +113,7 @@ xd_result real_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char 
                          real_text *out) {
     xd_encoder *encoder = NULL;
     memset(out, 0, sizeof *out);
-    XDI_TRY(xd_file_load(ctx, path, 0, &out->data, &out->bytes));
+    XD_TRY(xd_file_load(ctx, path, 0, &out->data, &out->bytes));
     if (most > 0 && (uint64_t)most < out->bytes) out->bytes = (size_t)most;
     xd_result result = xd_encoder_create(ctx, tokenizer, &encoder);
     if (result == XD_OK) result = real_text_encode(ctx, encoder, out);
@@ -133,18 +133,18 @@ void real_text_free(xd_ctx *ctx, real_text *text) {
 
 static xd_result real_teacher_fill(xd_ctx *ctx, real_teacher *t) {
     bool failed = false;
-    XDI_TRY(gguf_model_config(ctx, t->file, &t->config));
+    XD_TRY(gguf_model_config(ctx, t->file, &t->config));
     const char *problem = nn_model_init(&t->config, NULL, NULL, &t->model);
-    XDI_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     t->weights = (float *)real_room(ctx, t->model.float_count, sizeof *t->weights, &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld weights", (long long)t->model.float_count);
-    XDI_TRY(gguf_model_weights(ctx, t->file, &t->model, t->weights));
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld weights", (long long)t->model.float_count);
+    XD_TRY(gguf_model_weights(ctx, t->file, &t->model, t->weights));
     return gguf_model_tokenizer(ctx, t->file, &t->tokenizer);
 }
 
 xd_result real_teacher_load(xd_ctx *ctx, const char *path, real_teacher *out) {
     memset(out, 0, sizeof *out);
-    XDI_TRY(gguf_open(ctx, path, &out->file));
+    XD_TRY(gguf_open(ctx, path, &out->file));
     const xd_result result = real_teacher_fill(ctx, out);
     if (result != XD_OK) real_teacher_free(ctx, out);
     return result;
@@ -164,7 +164,7 @@ xd_result real_runner_create(xd_ctx *ctx, const nn_config *config, int positions
     bool failed = false;
     memset(out, 0, sizeof *out);
     const char *problem = nn_model_init(config, NULL, NULL, &out->model);
-    XDI_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     out->batch.sequences = 1;
     out->batch.positions = positions;
     const int64_t floats = nn_workspace_floats(&out->model, &out->batch, false);
@@ -172,7 +172,7 @@ xd_result real_runner_create(xd_ctx *ctx, const nn_config *config, int positions
     out->logits = (float *)real_room(ctx, (int64_t)positions * config->vocab, sizeof(float), &failed);
     if (!failed) return XD_OK;
     real_runner_free(ctx, out);
-    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a context of %d tokens", positions);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a context of %d tokens", positions);
 }
 
 void real_runner_free(xd_ctx *ctx, real_runner *runner) {

@@ -20,9 +20,9 @@ xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *r
     student.count = lesson->text->count;
     teacher.spans = lesson->spans;
     teacher.count = lesson->teacher_count;
-    XDI_TRY(xd_align_bytes(ctx, &student, &teacher, &lesson->chunks, report));
+    XD_TRY(xd_align_bytes(ctx, &student, &teacher, &lesson->chunks, report));
     lesson->chunk_of = (int32_t *)real_room(ctx, student.count, sizeof *lesson->chunk_of, &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)student.count);
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)student.count);
     for (int64_t c = 0; c < lesson->chunks.count; c++) {
         const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];
         for (int32_t i = chunk->student_begin; i < chunk->student_end; i++) lesson->chunk_of[i] = (int32_t)c;
@@ -38,7 +38,7 @@ xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t st
     memset(&rows, 0, sizeof rows);
     memset(&desc, 0, sizeof desc);
     desc.k = REAL_MOST_ENTRIES;
-    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
     xd_result result = XD_OK;
     for (int64_t c = 0; c < lesson->chunks.count && result == XD_OK; c++) {
         const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];
@@ -49,13 +49,13 @@ xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t st
     }
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &desc, &rows);
     if (result == XD_OK) result = xd_projection_from_rows(ctx, &rows, student_size, teacher_size, out);
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     xd_votes_destroy(votes);
     return result;
 }
 
 void real_lesson_free(xd_ctx *ctx, real_lesson *lesson) {
-    xd_alignment_free(ctx, &lesson->chunks);
+    xd_alignment_destroy(ctx, &lesson->chunks);
     xd_release(ctx, lesson->chunk_of);
     lesson->chunk_of = NULL;
 }
@@ -112,7 +112,7 @@ static xd_result real_pupil_rooms(real_pupil *p) {
     if (lesson->source == REAL_LIVE)
         p->teacher_logits =
             (float *)real_room(p->ctx, beside * lesson->teacher.vocab, sizeof(float), &failed);
-    XDI_REQUIRE(p->ctx, !failed, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
+    XD_REQUIRE(p->ctx, !failed, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
     p->batch.ids = p->ids;
     return XD_OK;
 }
@@ -137,11 +137,11 @@ static xd_result real_pupil_create(real_pupil *p) {
     const nn_group tp = real_group(p->vocab);
     xd_optimizer_desc desc;
     const char *problem = nn_model_init(&lesson->student, &tp, NULL, &p->model);
-    XDI_REQUIRE(p->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_REQUIRE(p->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     p->first_row = p->rows ? lesson->rows * rank / ranks : 0;
     p->batch.sequences = p->rows ? lesson->rows * (rank + 1) / ranks - p->first_row : lesson->rows;
     p->batch.positions = REAL_ROW;
-    XDI_TRY(real_pupil_rooms(p));
+    XD_TRY(real_pupil_rooms(p));
     nn_model_randomize(&p->model, lesson->seed, p->weights);
     real_list_params(p);
     memset(&desc, 0, sizeof desc);
@@ -149,7 +149,7 @@ static xd_result real_pupil_create(real_pupil *p) {
     desc.param_count = p->model.param_count;
     desc.beta2 = 0.95;
     desc.weight_decay = 0.1;
-    XDI_TRY(xd_optimizer_create(p->ctx, &desc, &p->optimizer));
+    XD_TRY(xd_optimizer_create(p->ctx, &desc, &p->optimizer));
     if (lesson->source != REAL_LIVE) return XD_OK;
     return real_runner_create(p->ctx, &lesson->teacher, REAL_TEACHER_ROW, &p->teacher);
 }
@@ -216,7 +216,7 @@ static xd_result real_read_batch(real_pupil *p, int step) {
         if (lesson->source == REAL_ALONE) continue;
         const int held = real_row_chunks(p, row, start, &from);
         if (lesson->source != REAL_LIVE || held == 0) continue;
-        XDI_TRY(real_runner_forward(&p->teacher, lesson->teacher_weights, lesson->teacher_ids + from, held));
+        XD_TRY(real_runner_forward(&p->teacher, lesson->teacher_weights, lesson->teacher_ids + from, held));
         memcpy(p->teacher_logits + (int64_t)row * REAL_TEACHER_ROW * lesson->teacher.vocab, p->teacher.logits,
                (size_t)held * (size_t)lesson->teacher.vocab * sizeof(float));
     }
@@ -241,7 +241,7 @@ static xd_result real_loss_room(real_pupil *p, size_t bytes) {
     xd_release(p->ctx, p->loss_workspace);
     p->loss_workspace = xd_allocate(p->ctx, bytes);
     p->loss_bytes = p->loss_workspace ? bytes : 0;
-    XDI_REQUIRE(p->ctx, p->loss_workspace, XD_ERROR_MEMORY, "no room for a loss's %zu bytes", bytes);
+    XD_REQUIRE(p->ctx, p->loss_workspace, XD_ERROR_MEMORY, "no room for a loss's %zu bytes", bytes);
     return XD_OK;
 }
 
@@ -256,10 +256,10 @@ static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, dou
     desc.comm = p->rows;
     desc.denominator_value = tokens;
     if (gradient) desc.gradient = desc.student;
-    XDI_TRY(real_loss_room(p, xd_loss_workspace_bytes(&desc)));
+    XD_TRY(real_loss_room(p, xd_loss_workspace_bytes(&desc)));
     desc.workspace = p->loss_workspace;
     desc.workspace_bytes = p->loss_bytes;
-    XDI_TRY(xd_loss(p->ctx, &desc, &values));
+    XD_TRY(xd_loss(p->ctx, &desc, &values));
     *loss = values.hard;
     return XD_OK;
 }
@@ -292,7 +292,7 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.kd_weight = 0.5;
     desc.ce_weight = 0.5;
     desc.gradient = desc.student;
-    XDI_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
+    XD_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
     desc.workspace = p->loss_workspace;
     desc.workspace_bytes = p->loss_bytes;
     return xd_xtoken_loss(p->ctx, &desc, values);
@@ -315,28 +315,28 @@ static xd_result real_update(real_pupil *p, int step) {
     memset(&clip, 0, sizeof clip);
     memset(&desc, 0, sizeof desc);
     if (p->rows)
-        XDI_TRY(xd_all_reduce(p->rows, p->gradient, p->gradient, p->model.float_count, XD_DTYPE_F32, XD_SUM));
+        XD_TRY(xd_all_reduce(p->rows, p->gradient, p->gradient, p->model.float_count, XD_DTYPE_F32, XD_SUM));
     clip.params = p->params;
     clip.param_count = p->model.param_count;
     clip.max_norm = 1.0;
-    XDI_TRY(xd_gradient_norm_compute(p->ctx, p->vocab, &clip, &norm));
-    XDI_TRY(xd_optimizer_set_learning_rate(p->optimizer, real_learning_rate(step, p->lesson->steps)));
+    XD_TRY(xd_gradient_norm_compute(p->ctx, p->vocab, &clip, &norm));
+    XD_TRY(xd_optimizer_set_learning_rate(p->optimizer, real_learning_rate(step, p->lesson->steps)));
     desc.gradient_scale = &norm.coefficient;
     return xd_optimizer_step(p->optimizer, &desc, NULL);
 }
 
 static xd_result real_step(real_pupil *p, int step, xd_xtoken_values *values) {
-    XDI_TRY(real_read_batch(p, step));
-    XDI_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
+    XD_TRY(real_read_batch(p, step));
+    XD_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
     memset(values, 0, sizeof *values);
     if (p->lesson->source == REAL_ALONE) {
-        XDI_TRY(real_text_loss(p, (double)p->lesson->rows * REAL_ROW, true, &values->ce));
+        XD_TRY(real_text_loss(p, (double)p->lesson->rows * REAL_ROW, true, &values->ce));
         values->loss = values->ce;
     } else {
-        XDI_TRY(real_teacher_loss(p, values));
+        XD_TRY(real_teacher_loss(p, values));
     }
     memset(p->gradient, 0, (size_t)p->model.float_count * sizeof *p->gradient);
-    XDI_TRY((xd_result)nn_backward(&p->model, p->weights, &p->batch, p->workspace, p->logits, p->gradient));
+    XD_TRY((xd_result)nn_backward(&p->model, p->weights, &p->batch, p->workspace, p->logits, p->gradient));
     return real_update(p, step);
 }
 
@@ -352,8 +352,8 @@ static xd_result real_measure(real_pupil *p, double *bits_per_byte) {
             p->ids[at] = inside ? text->ids[place] : 0;
             p->labels[at] = inside ? text->ids[place + 1] : XD_IGNORE_INDEX;
         }
-        XDI_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
-        XDI_TRY(real_text_loss(p, 1.0, false, &part));
+        XD_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
+        XD_TRY(real_text_loss(p, 1.0, false, &part));
         nats += part;
     }
     *bits_per_byte = nats / log(2.0) / (double)(text->bytes - (size_t)text->spans[0].end);
@@ -368,7 +368,7 @@ static xd_result real_teach(real_pupil *p) {
     double bits = 0.0;
     memset(&values, 0, sizeof values);
     for (int step = 0; step < lesson->steps; step++) {
-        XDI_TRY(real_step(p, step, &values));
+        XD_TRY(real_step(p, step, &values));
         if (!first) continue;
         if (step == 0) lesson->first_loss = values.loss;
         real_progress(lesson->name, step + 1, lesson->steps, "steps", xd_now(p->ctx) - start);
@@ -379,7 +379,7 @@ static xd_result real_teach(real_pupil *p) {
         lesson->last_kd = values.kd;
         lesson->last_ce = values.ce;
     }
-    if (lesson->heldout) XDI_TRY(real_measure(p, &bits));
+    if (lesson->heldout) XD_TRY(real_measure(p, &bits));
     if (first) lesson->bits_per_byte = bits;
     return XD_OK;
 }

@@ -41,11 +41,11 @@ static xd_result real_pair_vocabularies(xd_ctx *ctx, const real_options *o, real
     xd_projection_report r;
     int64_t same = 0, all = 0;
     const double start = xd_now(ctx);
-    XDI_TRY(real_load_side(ctx, o->path[0], o->preset[0], &s->student));
-    XDI_TRY(real_load_side(ctx, o->path[1], o->preset[1], &s->teacher));
+    XD_TRY(real_load_side(ctx, o->path[0], o->preset[0], &s->student));
+    XD_TRY(real_load_side(ctx, o->path[1], o->preset[1], &s->teacher));
     real_overlap(s, &same, &all);
     const double loaded = xd_now(ctx) - start, empty = real_peak_mib();
-    XDI_TRY(xd_projection_build(ctx, s->student, s->teacher, NULL, &s->projection, &r, NULL));
+    XD_TRY(xd_projection_build(ctx, s->student, s->teacher, NULL, &s->projection, &r, NULL));
     const double built = xd_now(ctx) - start - loaded;
     const double dense = (double)s->projection.student_size * (double)s->projection.teacher_size * 2.0;
     printf(
@@ -79,14 +79,14 @@ static xd_result real_pair_text(xd_ctx *ctx, const real_options *o, real_sides *
     real_lesson_free(ctx, &s->lesson);
     real_text_free(ctx, &s->text);
     real_text_free(ctx, &s->teacher_text);
-    XDI_TRY(real_text_load(ctx, s->student, path, o->bytes, &s->text));
-    XDI_TRY(real_text_load(ctx, s->teacher, path, o->bytes, &s->teacher_text));
+    XD_TRY(real_text_load(ctx, s->student, path, o->bytes, &s->text));
+    XD_TRY(real_text_load(ctx, s->teacher, path, o->bytes, &s->teacher_text));
     const double encoded = xd_now(ctx) - start;
     s->lesson.text = &s->text;
     s->lesson.spans = s->teacher_text.spans;
     s->lesson.teacher_ids = s->teacher_text.ids;
     s->lesson.teacher_count = s->teacher_text.count;
-    XDI_TRY(real_lesson_align(ctx, &s->lesson, &r));
+    XD_TRY(real_lesson_align(ctx, &s->lesson, &r));
     const double aligned = xd_now(ctx) - start - encoded;
     printf("%s: %zu bytes, %lld and %lld tokens in %.1f s; %lld chunks in %.3f s, %.4f a student token, %lld "
            "not "
@@ -126,20 +126,20 @@ static xd_result real_random_teacher(xd_ctx *ctx, real_sides *s) {
     bool failed = false;
     s->lesson.teacher = real_tiny_config(s->projection.teacher_size, 256);
     const char *problem = nn_model_init(&s->lesson.teacher, NULL, NULL, &model);
-    XDI_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     s->teacher_weights = (float *)real_room(ctx, model.float_count, sizeof(float), &failed);
     if (!failed) nn_model_randomize(&model, 7, s->teacher_weights);
     nn_model_free(&model);
     s->lesson.teacher_weights = s->teacher_weights;
-    return failed ? XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a teacher") : XD_OK;
+    return failed ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a teacher") : XD_OK;
 }
 
 /* Over the last of the texts. */
 static xd_result real_pair_steps(xd_ctx *ctx, const real_options *o, real_sides *s) {
     real_lesson *lesson = &s->lesson;
-    XDI_REQUIRE(ctx, s->text.count > 2 * REAL_ROW, XD_ERROR_DATA, "%lld tokens of text are too few",
-                (long long)s->text.count);
-    XDI_TRY(real_random_teacher(ctx, s));
+    XD_REQUIRE(ctx, s->text.count > 2 * REAL_ROW, XD_ERROR_DATA, "%lld tokens of text are too few",
+               (long long)s->text.count);
+    XD_TRY(real_random_teacher(ctx, s));
     lesson->source = REAL_LIVE;
     lesson->student = real_tiny_config(s->projection.student_size, 1);
     lesson->projection = &s->projection;
@@ -148,7 +148,7 @@ static xd_result real_pair_steps(xd_ctx *ctx, const real_options *o, real_sides 
     lesson->steps = o->steps ? o->steps : 5;
     lesson->seed = o->seed;
     lesson->name = "steps";
-    XDI_TRY(real_run(ctx, o, real_lesson_rank, lesson));
+    XD_TRY(real_run(ctx, o, real_lesson_rank, lesson));
     printf("%d steps of %d rows   %d ranks share %lld columns; loss %.4f -> %.4f; %.1f s a step; %.0f MiB at "
            "most\n",
            lesson->steps, lesson->rows, o->ranks, (long long)s->projection.student_size, lesson->first_loss,
@@ -170,7 +170,7 @@ xd_result real_pair(xd_ctx *ctx, const real_options *o) {
     real_text_free(ctx, &s.text);
     real_text_free(ctx, &s.teacher_text);
     xd_release(ctx, s.teacher_weights);
-    xd_projection_free(ctx, &s.projection);
+    xd_projection_destroy(ctx, &s.projection);
     xd_tokenizer_destroy(s.student);
     xd_tokenizer_destroy(s.teacher);
     return result;

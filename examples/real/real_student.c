@@ -42,17 +42,17 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
     memset(&origin, 0, sizeof origin);
     origin.student_hash = xd_tokenizer_describe(arm->tokenizer).hash;
     origin.teacher_hash = xd_tokenizer_describe(arm->teacher.tokenizer).hash;
-    XDI_TRY(xd_teacher_cache_open(ctx, path, &origin, &arm->cache));
-    XDI_TRY(xd_teacher_cache_find_document(ctx, arm->cache, 0, &document));
+    XD_TRY(xd_teacher_cache_open(ctx, path, &origin, &arm->cache));
+    XD_TRY(xd_teacher_cache_find_document(ctx, arm->cache, 0, &document));
     const uint32_t checksum = xd_crc32c(0, arm->text.data, arm->text.bytes);
-    XDI_REQUIRE(ctx, document.text_bytes == (int64_t)arm->text.bytes && document.text_checksum == checksum,
-                XD_ERROR_DATA, "%s is of another text: %lld bytes and %08x, here %zu and %08x", path,
-                (long long)document.text_bytes, document.text_checksum, arm->text.bytes, checksum);
+    XD_REQUIRE(ctx, document.text_bytes == (int64_t)arm->text.bytes && document.text_checksum == checksum,
+               XD_ERROR_DATA, "%s is of another text: %lld bytes and %08x, here %zu and %08x", path,
+               (long long)document.text_bytes, document.text_checksum, arm->text.bytes, checksum);
     arm->positions = (xd_cached_position *)real_room(ctx, document.count, sizeof *arm->positions, &failed);
     arm->spans = (xd_token_span *)real_room(ctx, document.count, sizeof *arm->spans, &failed);
     arm->ids = (int32_t *)real_room(ctx, document.count, sizeof *arm->ids, &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld positions", (long long)document.count);
-    XDI_TRY(xd_teacher_cache_read(ctx, arm->cache, 0, document.count, arm->positions));
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld positions", (long long)document.count);
+    XD_TRY(xd_teacher_cache_read(ctx, arm->cache, 0, document.count, arm->positions));
     for (int64_t i = 0; i < document.count; i++) {
         arm->spans[i] = arm->positions[i].span;
         arm->ids[i] = arm->positions[i].id;
@@ -66,19 +66,19 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
 
 static xd_result real_arm_load_teacher(xd_ctx *ctx, const real_options *o, real_arm *arm) {
     real_lesson *lesson = &arm->lesson;
-    XDI_TRY(real_teacher_load(ctx, o->path[4], &arm->teacher));
+    XD_TRY(real_teacher_load(ctx, o->path[4], &arm->teacher));
     lesson->projection = &arm->projection;
     if (lesson->source == REAL_CACHED) {
-        XDI_TRY(real_arm_open_cache(ctx, o->path[5], arm));
+        XD_TRY(real_arm_open_cache(ctx, o->path[5], arm));
     } else {
-        XDI_TRY(real_text_load(ctx, arm->teacher.tokenizer, o->path[2], o->bytes, &arm->teacher_text));
+        XD_TRY(real_text_load(ctx, arm->teacher.tokenizer, o->path[2], o->bytes, &arm->teacher_text));
         lesson->spans = arm->teacher_text.spans;
         lesson->teacher_ids = arm->teacher_text.ids;
         lesson->teacher_count = arm->teacher_text.count;
         lesson->teacher = arm->teacher.config;
         lesson->teacher_weights = arm->teacher.weights;
     }
-    XDI_TRY(real_lesson_align(ctx, lesson, NULL));
+    XD_TRY(real_lesson_align(ctx, lesson, NULL));
     return real_lesson_project(ctx, lesson, lesson->student.vocab, arm->teacher.config.vocab,
                                &arm->projection);
 }
@@ -89,16 +89,16 @@ static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm
     lesson->source = strcmp(o->path[0], "live") == 0     ? REAL_LIVE
                      : strcmp(o->path[0], "cached") == 0 ? REAL_CACHED
                                                          : REAL_ALONE;
-    XDI_REQUIRE(ctx, lesson->source != REAL_ALONE || strcmp(o->path[0], "alone") == 0, XD_ERROR_ARGUMENT,
-                "arm %s: alone, live and cached are known", o->path[0]);
-    XDI_REQUIRE(ctx, o->paths >= 4 + (int)lesson->source, XD_ERROR_ARGUMENT, "arm %s needs %d files",
-                o->path[0], 3 + (int)lesson->source);
-    XDI_TRY(xd_tokenizer_load(ctx, o->path[1], NULL, &arm->tokenizer));
-    XDI_TRY(real_text_load(ctx, arm->tokenizer, o->path[2], o->bytes, &arm->text));
-    XDI_TRY(real_text_load(ctx, arm->tokenizer, o->path[3], 0, &arm->heldout));
-    XDI_REQUIRE(ctx, arm->text.count > REAL_ROW + 2 && arm->heldout.count > 1, XD_ERROR_DATA,
-                "%lld and %lld tokens of text are too few", (long long)arm->text.count,
-                (long long)arm->heldout.count);
+    XD_REQUIRE(ctx, lesson->source != REAL_ALONE || strcmp(o->path[0], "alone") == 0, XD_ERROR_ARGUMENT,
+               "arm %s: alone, live and cached are known", o->path[0]);
+    XD_REQUIRE(ctx, o->paths >= 4 + (int)lesson->source, XD_ERROR_ARGUMENT, "arm %s needs %d files",
+               o->path[0], 3 + (int)lesson->source);
+    XD_TRY(xd_tokenizer_load(ctx, o->path[1], NULL, &arm->tokenizer));
+    XD_TRY(real_text_load(ctx, arm->tokenizer, o->path[2], o->bytes, &arm->text));
+    XD_TRY(real_text_load(ctx, arm->tokenizer, o->path[3], 0, &arm->heldout));
+    XD_REQUIRE(ctx, arm->text.count > REAL_ROW + 2 && arm->heldout.count > 1, XD_ERROR_DATA,
+               "%lld and %lld tokens of text are too few", (long long)arm->text.count,
+               (long long)arm->heldout.count);
     lesson->text = &arm->text;
     lesson->heldout = &arm->heldout;
     lesson->student = real_student_config(xd_tokenizer_describe(arm->tokenizer).size);
@@ -110,7 +110,7 @@ static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm
 
 static void real_arm_free(xd_ctx *ctx, real_arm *arm) {
     real_lesson_free(ctx, &arm->lesson);
-    xd_projection_free(ctx, &arm->projection);
+    xd_projection_destroy(ctx, &arm->projection);
     xd_teacher_cache_close(arm->cache);
     xd_release(ctx, arm->positions);
     xd_release(ctx, arm->spans);

@@ -15,7 +15,7 @@ xd_result real_encode(xd_ctx *ctx, const real_options *o) {
     xd_tokenizer *tokenizer = NULL;
     real_text text;
     memset(&text, 0, sizeof text);
-    XDI_TRY(gguf_open(ctx, o->path[0], &file));
+    XD_TRY(gguf_open(ctx, o->path[0], &file));
     xd_result result = gguf_model_tokenizer(ctx, file, &tokenizer);
     if (result == XD_OK) result = real_text_load(ctx, tokenizer, o->path[1], o->bytes, &text);
     for (int64_t i = 0; i < text.count; i++) printf("%d\n", (int)text.ids[i]);
@@ -56,7 +56,7 @@ static xd_result real_slice_rooms(xd_ctx *ctx, const real_text *text, int ranks,
     s->all = (int32_t *)real_room(ctx, text->count, sizeof(int32_t), &failed);
     s->counts = (int32_t *)real_room(ctx, ranks, sizeof(int32_t), &failed);
     s->logits = (float *)real_room(ctx, (int64_t)count * s->model.config.vocab, sizeof(float), &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d positions", count);
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d positions", count);
     for (int r = 0; r < ranks; r++)
         s->counts[r] = real_cut(text->count, r + 1, ranks) - real_cut(text->count, r, ranks);
     for (int64_t i = 0; i < text->count; i++) s->all[i] = (int32_t)i;
@@ -71,8 +71,7 @@ static xd_result real_slice_rooms(xd_ctx *ctx, const real_text *text, int ranks,
     s->batch.cp_position = s->all;
     s->workspace =
         (float *)real_room(ctx, nn_workspace_floats(&s->model, &s->batch, false), sizeof(float), &failed);
-    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for a context of %lld tokens",
-                (long long)text->count);
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for a context of %lld tokens", (long long)text->count);
     return XD_OK;
 }
 
@@ -81,11 +80,11 @@ static xd_result real_slice_create(xd_comm *world, const real_check_job *job, re
     const int ranks = xd_comm_size(world), rank = xd_comm_rank(world);
     const nn_group cp = real_group(world);
     const char *problem = nn_model_init(&job->teacher->config, NULL, &cp, &s->model);
-    XDI_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     s->begin = real_cut(job->text->count, rank, ranks);
     s->batch.sequences = 1;
     s->batch.positions = real_cut(job->text->count, rank + 1, ranks) - s->begin;
-    XDI_TRY(xd_vocab_create(ctx, NULL, 0, s->model.config.vocab, s->model.config.vocab, &s->vocab));
+    XD_TRY(xd_vocab_create(ctx, NULL, 0, s->model.config.vocab, s->model.config.vocab, &s->vocab));
     return real_slice_rooms(ctx, job->text, ranks, s);
 }
 
@@ -108,7 +107,7 @@ static xd_result real_slice_loss(xd_comm *world, const real_slice *s, double *na
     desc.vocab = s->vocab;
     desc.denominator_value = 1.0; /* the sum, not the mean */
     desc.comm = world;
-    XDI_TRY(xd_loss(xd_comm_ctx(world), &desc, &values));
+    XD_TRY(xd_loss(xd_comm_ctx(world), &desc, &values));
     *nats = values.hard;
     return XD_OK;
 }
@@ -117,12 +116,12 @@ static xd_result real_check_slice(xd_comm *world, real_check_job *job, real_slic
     enum { RUNS = 3 };
     double nats = 0.0, best = INFINITY, least = INFINITY;
     xd_ctx *ctx = xd_comm_ctx(world);
-    XDI_TRY(xd_agree(world, real_slice_create(world, job, s)));
+    XD_TRY(xd_agree(world, real_slice_create(world, job, s)));
     for (int run = 0; run < RUNS; run++) {
         const double start = xd_now(ctx), busy = real_processor_seconds();
-        XDI_TRY((xd_result)nn_forward(&s->model, job->teacher->weights, &s->batch, false, s->workspace,
-                                      s->logits));
-        XDI_TRY(real_slice_loss(world, s, &nats));
+        XD_TRY((xd_result)nn_forward(&s->model, job->teacher->weights, &s->batch, false, s->workspace,
+                                     s->logits));
+        XD_TRY(real_slice_loss(world, s, &nats));
         best = fmin(best, xd_now(ctx) - start);
         least = fmin(least, real_processor_seconds() - busy);
         if (xd_comm_rank(world) == 0)
@@ -151,12 +150,12 @@ static xd_result real_check_text(xd_ctx *ctx, const real_options *o, const real_
     real_check_job job;
     real_text text;
     memset(&job, 0, sizeof job);
-    XDI_TRY(real_text_load(ctx, teacher->tokenizer, path, o->bytes, &text));
+    XD_TRY(real_text_load(ctx, teacher->tokenizer, path, o->bytes, &text));
     job.teacher = teacher;
     job.text = &text;
     xd_result result = text.count >= o->ranks + 1
                            ? real_run(ctx, o, real_check_rank, &job)
-                           : XDI_FAIL(ctx, XD_ERROR_DATA, "%s has too few tokens", path);
+                           : XD_FAIL(ctx, XD_ERROR_DATA, "%s has too few tokens", path);
     const double bits = job.nats / log(2.0) / (double)text.bytes;
     const double rate = (double)text.count / job.seconds;
     if (result == XD_OK) {
@@ -176,7 +175,7 @@ static xd_result real_check_text(xd_ctx *ctx, const real_options *o, const real_
 
 xd_result real_check(xd_ctx *ctx, const real_options *o) {
     real_teacher teacher;
-    XDI_TRY(real_teacher_load(ctx, o->path[0], &teacher));
+    XD_TRY(real_teacher_load(ctx, o->path[0], &teacher));
     xd_result result = XD_OK;
     for (int i = 1; i < o->paths && result == XD_OK; i++)
         result = real_check_text(ctx, o, &teacher, o->path[i]);
@@ -223,7 +222,7 @@ static xd_result real_cache_append(const real_cache_job *job, int64_t first, int
         block.ids = text->ids + begin;
         block.next = next;
         block.spans = text->spans + begin;
-        XDI_TRY(xd_teacher_cache_append(job->writer, &block));
+        XD_TRY(xd_teacher_cache_writer_append(job->writer, &block));
     }
     return XD_OK;
 }
@@ -238,9 +237,9 @@ static xd_result real_cache_contexts(xd_comm *world, const real_cache_job *job, 
         if (begin < end)
             result =
                 real_runner_forward(runner, job->teacher->weights, job->text->ids + read, (int)(end - read));
-        XDI_TRY(xd_agree(world, result));
+        XD_TRY(xd_agree(world, result));
         if (rank == 0) result = real_cache_append(job, first, ranks);
-        XDI_TRY(xd_agree(world, result));
+        XD_TRY(xd_agree(world, result));
         if (rank == 0)
             real_progress("cache", first + ranks < contexts ? first + ranks : contexts, contexts, "contexts",
                           xd_now(xd_comm_ctx(world)) - job->start);
@@ -271,12 +270,12 @@ static xd_result real_cache_write(xd_ctx *ctx, const real_options *o, real_cache
     desc.context = REAL_CONTEXT - 1;
     desc.spans = true;
     desc.name = "SmolLM2-135M-Instruct Q4_1";
-    XDI_TRY(xd_teacher_cache_create(ctx, path, &desc, &job->writer));
-    xd_result result = xd_teacher_cache_document(job->writer, job->text->data, job->text->bytes);
+    XD_TRY(xd_teacher_cache_writer_create(ctx, path, &desc, &job->writer));
+    xd_result result = xd_teacher_cache_writer_document(job->writer, job->text->data, job->text->bytes);
     job->start = xd_now(ctx);
     if (result == XD_OK) result = real_run(ctx, o, real_cache_rank, job);
-    if (result == XD_OK) return xd_teacher_cache_finish(job->writer);
-    xd_teacher_cache_abort(job->writer);
+    if (result == XD_OK) return xd_teacher_cache_writer_commit(job->writer);
+    xd_teacher_cache_writer_abort(job->writer);
     return result;
 }
 
@@ -287,12 +286,12 @@ xd_result real_cache(xd_ctx *ctx, const real_options *o) {
     bool failed = false;
     memset(&text, 0, sizeof text);
     memset(&job, 0, sizeof job);
-    XDI_TRY(real_teacher_load(ctx, o->path[0], &teacher));
+    XD_TRY(real_teacher_load(ctx, o->path[0], &teacher));
     xd_result result = real_text_load(ctx, teacher.tokenizer, o->path[1], o->bytes, &text);
     job.teacher = &teacher;
     job.text = &text;
     job.logits = (float **)real_room(ctx, o->ranks, sizeof *job.logits, &failed);
-    if (failed) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", o->ranks);
+    if (failed) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", o->ranks);
     if (result == XD_OK) result = real_cache_write(ctx, o, &job, o->path[2]);
     const double seconds = xd_now(ctx) - job.start;
     if (result == XD_OK) {

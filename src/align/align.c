@@ -23,7 +23,7 @@ XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, cons
     }
 }
 
-XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment) {
+XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment) {
     xd_release(ctx, alignment->chunks);
     memset(alignment, 0, sizeof *alignment);
 }

@@ -21,7 +21,7 @@ typedef struct xd_aligned_chunk {
 } xd_aligned_chunk;
 
 /* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
- * xd_alignment_free. */
+ * xd_alignment_destroy. */
 typedef struct xd_alignment {
     xd_aligned_chunk *chunks;
     int64_t count;
@@ -78,6 +78,6 @@ XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, cons
                          uint8_t *exact, int64_t count);
 
 /* Frees the chunks; an empty alignment is fine. */
-XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment);
+XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 
 #endif

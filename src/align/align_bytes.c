@@ -155,22 +155,22 @@ static void xdi_sweep_run(xdi_sweep *x) {
 }
 
 static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
-    XDI_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
-                name, (long long)side->count);
+    XD_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
+               name, (long long)side->count);
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
-        XDI_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
-                    "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
-                    (long long)now.end);
+        XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+                   "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+                   (long long)now.end);
         if (i == 0) continue;
         const xd_token_span before = side->spans[i - 1];
         const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
-        XDI_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
-                    "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
-                    (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
-        XDI_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
-                    "%s token %lld is of document %d behind document %d", name, (long long)i,
-                    (int)side->documents[i], (int)side->documents[i - 1]);
+        XD_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
+                   "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+                   (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+        XD_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
+                   "%s token %lld is of document %d behind document %d", name, (long long)i,
+                   (int)side->documents[i], (int)side->documents[i - 1]);
     }
     return XD_OK;
 }
@@ -180,12 +180,12 @@ XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const
     xdi_sweep x;
     xd_align_report unused;
     xd_alignment made;
-    XDI_TRY(xdi_sweep_check(ctx, "student", student));
-    XDI_TRY(xdi_sweep_check(ctx, "teacher", teacher));
+    XD_TRY(xdi_sweep_check(ctx, "student", student));
+    XD_TRY(xdi_sweep_check(ctx, "teacher", teacher));
     const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
     made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
     made.count = 0;
-    XDI_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
+    XD_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
     memset(&x, 0, sizeof x);
     x.side[0].in = student;
     x.side[1].in = teacher;
@@ -243,8 +243,8 @@ static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *work
     for (int i = 1; i < count; i++)
         if (workers[i].failed < worst->failed) worst = &workers[i];
     if (worst->result == XD_OK) return XD_OK;
-    return XDI_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
-                    xd_last_error(worst->ctx)->message);
+    return XD_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
+                   xd_last_error(worst->ctx)->message);
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
@@ -267,9 +267,9 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, 
         xdi_align_start(pool, workers);
         result = xdi_align_first_error(ctx, pool, workers);
     } else {
-        result = XDI_FAIL(ctx, result, "no room for %d workers", workers);
+        result = XD_FAIL(ctx, result, "no room for %d workers", workers);
     }
     for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
-    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_free(ctx, &jobs[i].out);
+    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
     return result;
 }

@@ -8,26 +8,26 @@
 #include <string.h>
 
 static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
-    XDI_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
-                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
-                (long long)map->held, (long long)map->chunks);
-    XDI_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
+    XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
+               (long long)map->held, (long long)map->chunks);
+    XD_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
     for (int64_t i = 0; i < map->sequences * map->held; i++)
-        XDI_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
-                    "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
-                    (long long)i, (long long)map->chunks);
+        XD_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
+                   "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
+                   (long long)i, (long long)map->chunks);
     return XD_OK;
 }
 
 static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
-    XDI_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
-                "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
-                (long long)map->sequences, (long long)map->held);
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
-                (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
+               "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+               (long long)map->sequences, (long long)map->held);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
+               (long long)rows->cols);
     return XD_OK;
 }
 
@@ -41,7 +41,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XDI_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    XD_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -74,8 +74,8 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
     const xd_kernels kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
-    XDI_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
-    XDI_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    XD_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XD_TRY(kernels.xtoken.chunk_sums(&launch, a));
     if (!comm || xd_comm_size(comm) == 1) return XD_OK;
     return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
 }
@@ -91,7 +91,7 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
         a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
-        if (!a.out) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
+        if (!a.out) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
     }
     result = xdi_vocab_agree(NULL, map->comm, result);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
@@ -110,8 +110,8 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
     a.sizes = sizes;
     a.sums = sums;
     a.out = averages;
-    XDI_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
-                (long long)chunks, (long long)n);
+    XD_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
+               (long long)chunks, (long long)n);
     return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
 }
 
@@ -121,8 +121,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
     a.sizes = sizes;
     a.weight = weight;
-    XDI_TRY(xdi_chunks_check(ctx, map));
-    XDI_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    XD_TRY(xdi_chunks_check(ctx, map));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
     return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
 }
 

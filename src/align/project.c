@@ -23,9 +23,9 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
-                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
-                (long long)m->entries);
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+               XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
+               (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
                               (size_t)(m->teacher_size + 1) * sizeof(int64_t),
                               entries,
@@ -33,8 +33,8 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
                               entries,
                               entries };
     unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
-    XDI_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
-                (long long)m->entries);
+    XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
+               (long long)m->entries);
     xd_result result = XD_OK;
     for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
         result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
@@ -53,7 +53,7 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     return XD_OK;
 }
 
-XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection) {
+XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
     xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
@@ -79,18 +79,18 @@ typedef struct xdi_project_call {
 /* Columns in memory of a device cannot be looked at. */
 static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
                                            int64_t k) {
-    XDI_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
-                "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
+    XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
+               "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
     if (!columns ||
         (xd_ctx_kernels(ctx).device != XD_DEVICE_CPU && xd_ctx_kernels(ctx).memory.owns(ctx, columns)))
         return XD_OK;
     for (int64_t j = 0; j < k; j++)
-        XDI_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
-                    "column %lld is outside the projection's %lld", (long long)columns[j],
-                    (long long)m->teacher_size);
+        XD_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the projection's %lld", (long long)columns[j],
+                   (long long)m->teacher_size);
     for (int64_t j = 1; j < k; j++)
-        XDI_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
-                    (long long)columns[j], (long long)columns[j - 1]);
+        XD_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
+                   (long long)columns[j], (long long)columns[j - 1]);
     return XD_OK;
 }
 
@@ -99,13 +99,13 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
     const xd_device_ops *memory = &p->kernels.memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
     if (!xdi_projection_is_near(p->ctx, &p->m)) {
-        XDI_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
+        XD_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
         p->m = p->copied;
     }
     if (!p->columns || memory->owns(p->ctx, p->columns)) return XD_OK;
     p->copied_columns = (int64_t *)memory->allocate(p->ctx, bytes);
-    XDI_REQUIRE(p->ctx, p->copied_columns, XD_ERROR_MEMORY, "no room for %lld columns", (long long)p->k);
-    XDI_TRY(memory->copy(&p->launch, p->copied_columns, p->columns, bytes, XD_COPY_TO_DEVICE));
+    XD_REQUIRE(p->ctx, p->copied_columns, XD_ERROR_MEMORY, "no room for %lld columns", (long long)p->k);
+    XD_TRY(memory->copy(&p->launch, p->copied_columns, p->columns, bytes, XD_COPY_TO_DEVICE));
     p->columns = p->copied_columns;
     return memory->synchronize(&p->launch);
 }
@@ -123,18 +123,18 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
     p->columns = columns;
     p->k = k;
     p->on_device = p->kernels.device != XD_DEVICE_CPU;
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
-    XDI_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
-                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
-                (long long)projection->student_size);
-    XDI_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
+               "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
+               (long long)projection->student_size);
+    XD_TRY(xdi_project_check_columns(ctx, projection, columns, k));
     return p->on_device ? xdi_project_bring(p) : XD_OK;
 }
 
 static void xdi_project_close(xdi_project_call *p) {
     xdi_call_memory_done(p->ctx, p->cells);
     p->kernels.memory.release(p->ctx, p->copied_columns);
-    xd_projection_drop(p->ctx, &p->copied);
+    xd_projection_unload(p->ctx, &p->copied);
 }
 
 /* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
@@ -184,7 +184,7 @@ static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a;
-    XDI_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    XD_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
     for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
     if (!p->on_device) return XD_OK;
     memset(&a, 0, sizeof a);
@@ -211,10 +211,10 @@ static xd_result xdi_project_fixed(const xdi_project_call *p, const xd_rows *pro
         part.rows = probs->rows - row < p->tile ? probs->rows - row : p->tile;
         part.data = (unsigned char *)probs->data + (size_t)(row * stride) * xd_dtype_size(probs->dtype);
         const int64_t count = part.rows * p->k;
-        XDI_TRY(xdi_project_rows(p, &part, p->cells));
+        XD_TRY(xdi_project_rows(p, &part, p->cells));
         if (p->vocab.tp)
-            XDI_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
-        XDI_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
+            XD_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
     }
     return XD_OK;
 }
@@ -225,8 +225,8 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     p->fixed = true;
     p->tile = row < most ? most / row : 1;
     p->cells = (double *)xdi_call_memory(p->ctx, (size_t)(p->tile * row));
-    XDI_REQUIRE(p->ctx, p->cells, XD_ERROR_MEMORY, "no room for %lld rows of %lld columns",
-                (long long)p->tile, (long long)p->k);
+    XD_REQUIRE(p->ctx, p->cells, XD_ERROR_MEMORY, "no room for %lld rows of %lld columns", (long long)p->tile,
+               (long long)p->k);
     return XD_OK;
 }
 

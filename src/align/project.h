@@ -16,7 +16,7 @@
  * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
  *
  * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
- * (xd_projection_upload, xd_select_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
+ * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
  * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
@@ -38,13 +38,13 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
  *
  *   projection  in memory of the host; its arrays are read during the call
  *   out         for losses of this context alone, and nothing on the host can read it. Free with
- *               xd_projection_drop, before the device is taken from the context
+ *               xd_projection_unload, before the device is taken from the context
  *
  * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
  * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */
-XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
+XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
 
 #endif

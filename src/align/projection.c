@@ -14,7 +14,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     const size_t begins = (size_t)(student_size + teacher_size + 2) * sizeof(int64_t);
     const size_t cells = (size_t)entries * (2 * sizeof(int32_t) + 2 * sizeof(float));
     char *memory = (char *)xd_allocate(ctx, begins + cells);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a projection of %lld entries", (long long)entries);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a projection of %lld entries", (long long)entries);
     int64_t *begin = (int64_t *)(void *)memory;
     int32_t *ids = (int32_t *)(void *)(memory + begins);
     float *weights = (float *)(void *)(ids + 2 * entries);
@@ -30,7 +30,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     return XD_OK;
 }
 
-XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection) {
+XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection) {
     xd_release(ctx, (void *)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
@@ -63,13 +63,13 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
-                    "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
-                    (int)cells[i].student_id, (int)cells[i].teacher_id);
+        XD_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
+                   "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
+                   (int)cells[i].student_id, (int)cells[i].teacher_id);
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
-    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
     xd_result result = XD_OK;
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(votes, cells[i].student_id, cells[i].teacher_id, cells[i].weight);
@@ -85,7 +85,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
     int64_t count = 0;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
-    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
+    XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
             if (rows->ids[i] < 0) continue;
@@ -147,10 +147,10 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
 
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out) {
-    XDI_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
-                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
-    XDI_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
-                (long long)teacher_size);
+    XD_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
+               "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
+    XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+               (long long)teacher_size);
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -167,10 +167,10 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
         memory = NULL;
     }
     xd_release(ctx, owner);
-    return memory ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a map of %zu and %zu ids", n, m);
+    return memory ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a map of %zu and %zu ids", n, m);
 }
 
-XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map) {
+XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map) {
     xd_release(ctx, map->student);
     memset(map, 0, sizeof *map);
 }

@@ -32,7 +32,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t most_pieces; /* later pieces are cut off; 0 -> 4 */
+    int64_t max_pieces;  /* later pieces are cut off; 0 -> 4 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -52,8 +52,8 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 typedef struct xd_special_desc {
     const xd_text *student, *teacher; /* vocabulary strings, by id */
     int64_t student_count, teacher_count;
-    double threshold;   /* 0 -> 0.3 */
-    int64_t most_pairs; /* best pairs a student token keeps; 0 -> 32 */
+    double threshold;  /* 0 -> 0.3 */
+    int64_t max_pairs; /* best pairs a student token keeps; 0 -> 32 */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -63,7 +63,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative most_pairs, MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -82,7 +82,7 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
 /* ---- rows ---- */
 
 /* The k best teacher ids of every student id, as the reference's files hold them. ids and weights are one
- * block from the context's allocator; free with xd_projection_rows_free. */
+ * block from the context's allocator; free with xd_projection_rows_destroy. */
 typedef struct xd_projection_rows {
     int32_t *ids;   /* [rows, k]; -1: no entry */
     float *weights; /* [rows, k] */
@@ -149,7 +149,7 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *st
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
 
 /* Frees the rows; empty ones are fine. */
-XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows);
+XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
@@ -165,7 +165,7 @@ typedef struct xd_projection {
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
- * larger when the rows need it. Free with xd_projection_free. Errors: ARGUMENT for weights that are negative
+ * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
  * or not finite, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
@@ -175,12 +175,12 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
                                           int64_t student_size, int64_t teacher_size, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
-XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection);
+XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
 /* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_free. */
+ * xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -193,6 +193,6 @@ typedef struct xd_exact_map {
  * ARGUMENT for fewer than two columns when strict, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
-XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
+XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
 
 #endif

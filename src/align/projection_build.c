@@ -74,10 +74,10 @@ static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_buil
     b->text[0] = (char)XDI_BUILD_GUARD;
     memcpy(b->text + 1, token.bytes, token.length);
     if (b->info[by].adds_prefix) {
-        XDI_TRY(xd_encode(b->encoder[by], b->text, token.length + 1, NULL, &e));
+        XD_TRY(xd_encode(b->encoder[by], b->text, token.length + 1, NULL, &e));
         if (xdi_build_behind_guard(&e, out)) return XD_OK;
     }
-    XDI_TRY(xd_encode(b->encoder[by], b->text + 1, token.length, NULL, &e));
+    XD_TRY(xd_encode(b->encoder[by], b->text + 1, token.length, NULL, &e));
     out->ids = e.ids;
     out->spans = e.spans;
     out->count = e.count;
@@ -92,7 +92,7 @@ static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces
                               int64_t *bytes) {
     int64_t n = 0, end = pieces->origin;
     *bytes = 0;
-    for (int64_t i = 0; i < pieces->count && n < b->options.most_pieces; i++) {
+    for (int64_t i = 0; i < pieces->count && n < b->options.max_pieces; i++) {
         const xd_token_span span = pieces->spans[i];
         const int64_t begin = span.begin > end ? span.begin : end;
         if (pieces->ids[i] == b->info[by].unknown) continue;
@@ -110,13 +110,13 @@ static xd_result xdi_build_vote_pieces(xdi_build *b, int32_t id, xd_token token,
     int32_t ids[XDI_BUILD_MOST_PIECES];
     int64_t bytes = 0;
     xdi_build_pieces pieces;
-    XDI_TRY(xdi_build_encode(b, by, token, &pieces));
+    XD_TRY(xdi_build_encode(b, by, token, &pieces));
     const int64_t n = xdi_build_keep(b, by, &pieces, ids, &bytes);
     xd_piece_weights(n, weights);
     for (int64_t i = 0; i < n; i++)
-        XDI_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
+        XD_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
     if (reverse) return XD_OK;
-    b->report.cut += pieces.count > b->options.most_pieces;
+    b->report.cut += pieces.count > b->options.max_pieces;
     b->report.mean_pieces += (double)pieces.count;
     b->mapped++;
     b->report.lost_bytes += (double)((int64_t)token.length - bytes);
@@ -132,12 +132,12 @@ static xd_result xdi_build_forward(xdi_build *b) {
         b->report.tokens += token.kind != XD_TOKEN_KIND_NONE;
         if (xdi_build_is_text(token)) b->bytes += (double)token.length;
         if (equal >= 0) {
-            XDI_TRY(xd_votes_set_exact(b->votes, id, equal));
+            XD_TRY(xd_votes_set_exact(b->votes, id, equal));
             b->report.exact++;
             b->report.mean_pieces += 1.0;
             b->mapped++;
         } else if (xdi_build_is_text(token)) {
-            XDI_TRY(xdi_build_vote_pieces(b, id, token, false));
+            XD_TRY(xdi_build_vote_pieces(b, id, token, false));
         }
     }
     return XD_OK;
@@ -146,7 +146,7 @@ static xd_result xdi_build_forward(xdi_build *b) {
 static xd_result xdi_build_reverse(xdi_build *b) {
     for (int32_t id = 0; id < b->info[XDI_BUILD_TEACHER].size; id++) {
         const xd_token token = xd_tokenizer_token(b->tokenizer[XDI_BUILD_TEACHER], id);
-        if (xdi_build_is_text(token)) XDI_TRY(xdi_build_vote_pieces(b, id, token, true));
+        if (xdi_build_is_text(token)) XD_TRY(xdi_build_vote_pieces(b, id, token, true));
     }
     return XD_OK;
 }
@@ -169,7 +169,7 @@ static xd_result xdi_build_special(xdi_build *b) {
     int64_t count = 0;
     xd_special_desc desc;
     xd_text *names = (xd_text *)xd_allocate(b->ctx, (size_t)(students + teachers) * sizeof *names);
-    XDI_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
+    XD_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
@@ -178,7 +178,7 @@ static xd_result xdi_build_special(xdi_build *b) {
     desc.teacher = names + students;
     desc.teacher_count = teachers;
     desc.threshold = b->options.special_threshold;
-    desc.most_pairs = b->options.k;
+    desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(b->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity);
@@ -205,10 +205,10 @@ static xd_result xdi_build_begin(xdi_build *b) {
         if (longest > room) room = longest;
     }
     b->text = (char *)xd_allocate(b->ctx, room + 1);
-    XDI_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
-    XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
+    XD_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
+    XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
     if (b->options.reverse)
-        XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
+        XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
     return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size,
                            &b->votes);
 }
@@ -238,7 +238,7 @@ static xd_result xdi_build_finish(xdi_build *b, const xd_projection_rows *rows) 
     const xd_vote *cells = NULL;
     int64_t count = 0, at = 0;
     double lost = 0.0;
-    XDI_TRY(xd_votes_read(b->votes, &cells, &count));
+    XD_TRY(xd_votes_read(b->votes, &cells, &count));
     for (int64_t s = 0; s < rows->rows; s++) {
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
@@ -255,11 +255,11 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     xd_projection_rows_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.k = b->options.k;
-    XDI_TRY(xdi_build_begin(b));
-    XDI_TRY(xdi_build_forward(b));
-    if (b->options.reverse) XDI_TRY(xdi_build_reverse(b));
-    if (b->options.special_pairs) XDI_TRY(xdi_build_special(b));
-    XDI_TRY(xd_projection_rows_from_votes(b->votes, &desc, rows));
+    XD_TRY(xdi_build_begin(b));
+    XD_TRY(xdi_build_forward(b));
+    if (b->options.reverse) XD_TRY(xdi_build_reverse(b));
+    if (b->options.special_pairs) XD_TRY(xdi_build_special(b));
+    XD_TRY(xd_projection_rows_from_votes(b->votes, &desc, rows));
     return xdi_build_finish(b, rows);
 }
 
@@ -283,7 +283,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
     memset(&b, 0, sizeof b);
     b.ctx = ctx;
     b.options = xd_projection_options_resolve(options ? options : &zero);
-    XDI_TRY(xdi_projection_check_options(ctx, &b.options));
+    XD_TRY(xdi_projection_check_options(ctx, &b.options));
     b.tokenizer[XDI_BUILD_STUDENT] = student;
     b.tokenizer[XDI_BUILD_TEACHER] = teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
@@ -292,7 +292,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
                                          b.info[XDI_BUILD_TEACHER].size, out);
-    xd_projection_rows_free(ctx, &rows);
+    xd_projection_rows_destroy(ctx, &rows);
     if (result != XD_OK) return result;
     b.report.entries = out->entries;
     if (report) *report = b.report;
@@ -319,13 +319,13 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
         const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
-    XDI_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
+    XD_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
     const xd_result written = xd_projection_save(ctx, path, &made, origin);
     if (written == XD_OK) {
         *out = made;
         *built = true;
     } else {
-        xd_projection_free(ctx, &made);
+        xd_projection_destroy(ctx, &made);
     }
     return written;
 }
@@ -338,12 +338,12 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
     bool fresh = false;
     memset(&resolved, 0, sizeof resolved);
     resolved = xd_projection_options_resolve(options ? options : &resolved);
-    XDI_TRY(xdi_projection_check_options(ctx, &resolved));
+    XD_TRY(xdi_projection_check_options(ctx, &resolved));
     const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
     xd_projection_cache_name(&origin, name);
     const size_t room = strlen(directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
-    XDI_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
+    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
     snprintf(path, room, "%s/%s", directory, name);
     const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
     xd_release(ctx, path);

@@ -9,7 +9,7 @@ typedef struct xd_projection_report {
     int64_t tokens;     /* student ids in use */
     int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
     int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
-    int64_t cut;        /* tokens with more than most_pieces pieces */
+    int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
     double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
     double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
@@ -26,12 +26,12 @@ typedef struct xd_projection_report {
  * compat rows.)
  *
  *   options  NULL -> defaults
- *   out      [student's size, teacher's size]; free with xd_projection_free
+ *   out      [student's size, teacher's size]; free with xd_projection_destroy
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
- * an encoder: at most 64 bytes a vote (up to most_pieces a token), 110 for each of the k places of a row, and
+ * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
  * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,

@@ -26,7 +26,7 @@ enum {
 
 XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options) {
     xd_projection_options o = *options;
-    if (!o.most_pieces) o.most_pieces = 4;
+    if (!o.max_pieces) o.max_pieces = 4;
     if (!o.k) o.k = 4;
     if (o.special_threshold == 0.0) o.special_threshold = 0.3;
     if (!o.special_pairs) o.special_threshold = 0.0;
@@ -34,13 +34,12 @@ XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_o
 }
 
 XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *o) {
-    XDI_REQUIRE(ctx, o->most_pieces >= 1 && o->most_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
-                "most_pieces %lld is outside [1, %d]", (long long)o->most_pieces,
-                (int)XDI_PROJFILE_MOST_PIECES);
-    XDI_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
-                (long long)o->k, (int)XDI_PROJFILE_MOST_K);
-    XDI_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
-                "special_threshold %g is outside [0, 1]", o->special_threshold);
+    XD_REQUIRE(ctx, o->max_pieces >= 1 && o->max_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
+               "max_pieces %lld is outside [1, %d]", (long long)o->max_pieces, (int)XDI_PROJFILE_MOST_PIECES);
+    XD_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
+               (long long)o->k, (int)XDI_PROJFILE_MOST_K);
+    XD_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
+               "special_threshold %g is outside [0, 1]", o->special_threshold);
     return XD_OK;
 }
 
@@ -65,7 +64,7 @@ XD_API void xd_projection_cache_name(const xd_projection_origin *origin,
                  (unsigned long long)xdi_projfile_double_bits(o.special_threshold));
     snprintf(name, XD_PROJECTION_NAME_BYTES, "projection%d-%016llx-%016llx-p%d-k%d%s%s%s.xdproj",
              (int)XDI_PROJFILE_VERSION, (unsigned long long)origin->student_hash,
-             (unsigned long long)origin->teacher_hash, (int)o.most_pieces, (int)o.k,
+             (unsigned long long)origin->teacher_hash, (int)o.max_pieces, (int)o.k,
              o.disable_exact ? "-n" : "", o.reverse ? "-r" : "", special);
 }
 
@@ -100,7 +99,7 @@ static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
     xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
     xdi_projfile_put(file + 40, origin->student_hash, 8);
     xdi_projfile_put(file + 48, origin->teacher_hash, 8);
-    xdi_projfile_put(file + 56, (uint64_t)o.most_pieces, 4);
+    xdi_projfile_put(file + 56, (uint64_t)o.max_pieces, 4);
     xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
     xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
     xdi_projfile_put(file + 72, xdi_projfile_double_bits(o.special_threshold), 8);
@@ -121,17 +120,17 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                                     const xd_projection_origin *origin) {
     const xd_projection *p = projection;
     const xd_projection_options options = xd_projection_options_resolve(&origin->options);
-    XDI_TRY(xdi_projection_check_options(ctx, &options));
-    XDI_REQUIRE(ctx,
-                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
-                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
-                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
-                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_TRY(xdi_projection_check_options(ctx, &options));
+    XD_REQUIRE(ctx,
+               p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
+                   p->teacher_size <= XD_PROJECTION_MOST_IDS,
+               XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
+               (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
-    XDI_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
-                path, bytes, XDI_PROJFILE_MOST_BYTES);
+    XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
+               path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
-    XDI_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
+    XD_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
     xdi_projfile_put_header(file, p, origin);
     xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
     xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
@@ -156,28 +155,28 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
 
 /* Form, version, checksum, and sizes that make up exactly the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
-    XDI_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
-                f->path, bytes, (int)XDI_PROJFILE_HEADER);
-    XDI_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
-                "%s: no projection: it begins with other bytes", f->path);
+    XD_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
+               f->path, bytes, (int)XDI_PROJFILE_HEADER);
+    XD_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+               "%s: no projection: it begins with other bytes", f->path);
     const unsigned version = (unsigned)xdi_projfile_get(file + 8, 4);
-    XDI_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
-                f->path, version, (int)XDI_PROJFILE_VERSION);
+    XD_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+               f->path, version, (int)XDI_PROJFILE_VERSION);
     const uint64_t student = xdi_projfile_get(file + 16, 8), teacher = xdi_projfile_get(file + 24, 8);
     const uint64_t entries = xdi_projfile_get(file + 32, 8);
-    XDI_REQUIRE(ctx,
-                student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
-                    teacher <= XD_PROJECTION_MOST_IDS,
-                XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
-                (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx,
+               student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
+                   teacher <= XD_PROJECTION_MOST_IDS,
+               XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
+               (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
     const uint64_t rest = (uint64_t)bytes - XDI_PROJFILE_HEADER, begins = 8 * (student + 1);
-    XDI_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
-                XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
-                (unsigned long long)student, (unsigned long long)entries);
+    XD_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
+               XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
+               (unsigned long long)student, (unsigned long long)entries);
     const uint32_t stored = (uint32_t)xdi_projfile_get(file + 12, 4);
     const uint32_t crc = xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED);
-    XDI_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path,
-                (unsigned)crc, (unsigned)stored);
+    XD_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path,
+               (unsigned)crc, (unsigned)stored);
     f->student_size = (int64_t)student;
     f->teacher_size = (int64_t)teacher;
     f->entries = (int64_t)entries;
@@ -192,52 +191,52 @@ static xd_result xdi_projfile_read_origin(xd_ctx *ctx, const unsigned char *file
     const uint32_t flags = (uint32_t)xdi_projfile_get(file + 64, 4),
                    zero = (uint32_t)xdi_projfile_get(file + 68, 4);
     const uint64_t threshold = xdi_projfile_get(file + 72, 8);
-    XDI_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT, "%s: unknown flags %08x %08x",
-                f->path, (unsigned)flags, (unsigned)zero);
+    XD_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT, "%s: unknown flags %08x %08x",
+               f->path, (unsigned)flags, (unsigned)zero);
     memset(out, 0, sizeof *out);
     out->student_hash = xdi_projfile_get(file + 40, 8);
     out->teacher_hash = xdi_projfile_get(file + 48, 8);
-    out->options.most_pieces = (int64_t)xdi_projfile_get(file + 56, 4);
+    out->options.max_pieces = (int64_t)xdi_projfile_get(file + 56, 4);
     out->options.k = (int64_t)xdi_projfile_get(file + 60, 4);
     out->options.disable_exact = (flags & XDI_PROJFILE_NO_EXACT) != 0;
     out->options.reverse = (flags & XDI_PROJFILE_REVERSE) != 0;
     out->options.special_pairs = (flags & XDI_PROJFILE_SPECIAL) != 0;
     memcpy(&out->options.special_threshold, &threshold, sizeof threshold);
     if (xdi_projection_check_options(ctx, &out->options) != XD_OK)
-        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: options of %lld pieces, k %lld, threshold %g", f->path,
-                        (long long)out->options.most_pieces, (long long)out->options.k,
-                        out->options.special_threshold);
+        return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s: options of %lld pieces, k %lld, threshold %g", f->path,
+                       (long long)out->options.max_pieces, (long long)out->options.k,
+                       out->options.special_threshold);
     return XD_OK;
 }
 
 static xd_result xdi_projfile_check_origin(xd_ctx *ctx, const xdi_projfile *f,
                                            const xd_projection_origin *expected) {
     const xd_projection_origin *is = &f->origin;
-    XDI_REQUIRE(ctx,
-                !expected || (is->student_hash == expected->student_hash &&
-                              is->teacher_hash == expected->teacher_hash),
-                XD_ERROR_ARGUMENT,
-                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", f->path,
-                (unsigned long long)is->student_hash, (unsigned long long)is->teacher_hash,
-                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    XD_REQUIRE(ctx,
+               !expected ||
+                   (is->student_hash == expected->student_hash && is->teacher_hash == expected->teacher_hash),
+               XD_ERROR_ARGUMENT,
+               "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", f->path,
+               (unsigned long long)is->student_hash, (unsigned long long)is->teacher_hash,
+               (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
     return XD_OK;
 }
 
 static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int64_t s) {
     const int64_t begin = xdi_projfile_begin(f, s), end = xdi_projfile_begin(f, s + 1);
     int64_t before = -1;
-    XDI_REQUIRE(ctx, begin >= 0 && begin <= end && end <= f->entries, XD_ERROR_FORMAT,
-                "%s: row %lld has entries %lld to %lld of %lld", f->path, (long long)s, (long long)begin,
-                (long long)end, (long long)f->entries);
+    XD_REQUIRE(ctx, begin >= 0 && begin <= end && end <= f->entries, XD_ERROR_FORMAT,
+               "%s: row %lld has entries %lld to %lld of %lld", f->path, (long long)s, (long long)begin,
+               (long long)end, (long long)f->entries);
     for (int64_t i = begin; i < end; i++) {
         const int64_t id = (int64_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
         const float weight = xdi_projfile_get_float(f->weight + 4 * i);
-        XDI_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
-                    "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s,
-                    (long long)id, (long long)f->teacher_size, (long long)before);
-        XDI_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
-                    "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
-                    (long long)id);
+        XD_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
+                   "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s,
+                   (long long)id, (long long)f->teacher_size, (long long)before);
+        XD_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
+                   "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
+                   (long long)id);
         before = id;
     }
     return XD_OK;
@@ -245,17 +244,17 @@ static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int6
 
 static xd_result xdi_projfile_check_rows(xd_ctx *ctx, const xdi_projfile *f) {
     const int64_t first = xdi_projfile_begin(f, 0), last = xdi_projfile_begin(f, f->student_size);
-    XDI_REQUIRE(ctx, first == 0 && last == f->entries, XD_ERROR_FORMAT,
-                "%s: rows are entries %lld to %lld of %lld", f->path, (long long)first, (long long)last,
-                (long long)f->entries);
-    for (int64_t s = 0; s < f->student_size; s++) XDI_TRY(xdi_projfile_check_row(ctx, f, s));
+    XD_REQUIRE(ctx, first == 0 && last == f->entries, XD_ERROR_FORMAT,
+               "%s: rows are entries %lld to %lld of %lld", f->path, (long long)first, (long long)last,
+               (long long)f->entries);
+    for (int64_t s = 0; s < f->student_size; s++) XD_TRY(xdi_projfile_check_row(ctx, f, s));
     return XD_OK;
 }
 
 static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_projection *out) {
     const size_t n = (size_t)f->entries;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, n * sizeof *cells);
-    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
+    XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
     for (int64_t s = 0; s < f->student_size; s++)
         for (int64_t i = xdi_projfile_begin(f, s); i < xdi_projfile_begin(f, s + 1); i++) {
             cells[i].student_id = (int32_t)s;
@@ -274,18 +273,18 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
-    XDI_TRY(xdi_projfile_open(ctx, file, bytes, &f));
-    XDI_TRY(xdi_projfile_read_origin(ctx, file, &f));
-    XDI_TRY(xdi_projfile_check_origin(ctx, &f, expected));
-    XDI_TRY(xdi_projfile_check_rows(ctx, &f));
-    XDI_TRY(xdi_projfile_build(ctx, &f, out));
+    XD_TRY(xdi_projfile_open(ctx, file, bytes, &f));
+    XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
+    XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));
+    XD_TRY(xdi_projfile_check_rows(ctx, &f));
+    XD_TRY(xdi_projfile_build(ctx, &f, out));
     if (origin) *origin = f.origin;
     return XD_OK;
 }
 
-XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                     const xd_projection_origin *expected, xd_projection *out,
-                                     xd_projection_origin *origin) {
+XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                           const xd_projection_origin *expected, xd_projection *out,
+                                           xd_projection_origin *origin) {
     return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
 }
 
@@ -293,7 +292,7 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
                                     xd_projection *out, xd_projection_origin *origin) {
     char *data = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
+    XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
     const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
     xd_release(ctx, data);
     return result;
@@ -323,11 +322,11 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
     for (int64_t s = 0; s < p->student_size; s++)
         if (p->row_begin[s + 1] - p->row_begin[s] > longest) longest = p->row_begin[s + 1] - p->row_begin[s];
     if (k == 0) k = longest;
-    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    XD_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     const size_t count = (size_t)p->student_size * (size_t)k;
     int32_t *ids = (int32_t *)xd_allocate(ctx, count * (sizeof *ids + sizeof(float)));
-    XDI_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries",
-                (long long)p->student_size, (long long)k);
+    XD_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)p->student_size,
+               (long long)k);
     float *weights = (float *)(void *)(ids + count);
     for (size_t i = 0; i < count; i++) ids[i] = -1;
     for (int64_t s = 0; s < p->student_size; s++)

@@ -13,7 +13,7 @@
  *     32  u64       entries
  *     40  u64       hash of the student's tokenizer
  *     48  u64       hash of the teacher's tokenizer
- *     56  u32       most_pieces
+ *     56  u32       max_pieces
  *     60  u32       k
  *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
  *     68  u32       0
@@ -26,7 +26,7 @@
 
 /* How a projection is built from two tokenizers. Zero is the default of every field. */
 typedef struct xd_projection_options {
-    int64_t most_pieces;      /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
     int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
     bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
@@ -60,7 +60,7 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
 /* Reads a projection.
  *
  *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_free
+ *   out       free with xd_projection_destroy
  *   origin    what the file says; NULL when it is not needed
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
@@ -71,15 +71,15 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
                                     xd_projection *out, xd_projection_origin *origin);
 
 /* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                     const xd_projection_origin *expected, xd_projection *out,
-                                     xd_projection_origin *origin);
+XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                           const xd_projection_origin *expected, xd_projection *out,
+                                           xd_projection_origin *origin);
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
  *   k  entries a row keeps; 0 -> those of the longest row, at least 2
  *
- * Free with xd_projection_rows_free. Errors: ARGUMENT for k < 0, MEMORY. */
+ * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out);
 

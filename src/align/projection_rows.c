@@ -9,13 +9,13 @@
 /* ---- rows of the k best ---- */
 
 static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
-    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    XD_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     size_t count = 0, bytes = 0;
     const bool fits = rows >= 0 && xdi_size_multiply((size_t)rows, (size_t)k, &count) &&
                       xdi_size_multiply(count, sizeof *out->ids + sizeof *out->weights, &bytes);
     out->ids = fits ? (int32_t *)xd_allocate(ctx, bytes) : NULL;
-    XDI_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
-                (long long)k);
+    XD_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
+               (long long)k);
     out->weights = (float *)(void *)(out->ids + count);
     out->rows = rows;
     out->k = k;
@@ -23,7 +23,7 @@ static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_pro
     return XD_OK;
 }
 
-XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows) {
+XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows) {
     xd_release(ctx, rows->ids);
     memset(rows, 0, sizeof *rows);
 }
@@ -113,10 +113,10 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
     int64_t student_size, teacher_size, count = 0, at = 0;
     xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
     xd_projection_rows rows;
-    XDI_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
-                "the scale trick exists in compat rows only");
-    XDI_TRY(xd_votes_read(votes, &cells, &count));
-    XDI_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
+    XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
+               "the scale trick exists in compat rows only");
+    XD_TRY(xd_votes_read(votes, &cells, &count));
+    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
@@ -172,13 +172,13 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
                                                 int64_t student_count, const xd_text *teacher,
                                                 int64_t teacher_count) {
-    XDI_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
-                "%lld student strings for a projection of %lld rows", (long long)student_count,
-                (long long)rows->rows);
+    XD_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
+               "%lld student strings for a projection of %lld rows", (long long)student_count,
+               (long long)rows->rows);
     const size_t n = (size_t)teacher_count;
     xdi_mapping_string *strings =
         (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
-    XDI_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
+    XD_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
         strings[i].text = teacher[i];
@@ -226,7 +226,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
     return XD_OK;
@@ -256,8 +256,8 @@ static void xdi_mapping_similar_row(const float *similarities, int64_t columns, 
 }
 
 static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
-    XDI_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
-                (long long)columns);
+    XD_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+               (long long)columns);
     return XD_OK;
 }
 
@@ -265,8 +265,8 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *
                                                       int64_t columns, int64_t k, double threshold,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_check_columns(ctx, columns));
-    XDI_TRY(xdi_mapping_create(ctx, rows, k, &made));
+    XD_TRY(xdi_mapping_check_columns(ctx, columns));
+    XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
     for (int64_t r = 0; r < rows; r++) {
         xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
         xdi_mapping_similar_row(similarities + r * columns, columns, threshold, &best);
@@ -286,9 +286,9 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *st
                                                     int64_t width, int64_t k, double threshold,
                                                     xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_mapping_check_columns(ctx, teacher_count));
+    XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
     float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
-    XDI_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
+    XD_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
     const xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
     for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
         const float *row = student + r * width;

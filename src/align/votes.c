@@ -13,16 +13,16 @@ struct xd_votes {
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
-    XDI_REQUIRE(
-        ctx, student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
-        XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
-        (long long)teacher_size);
+    XD_REQUIRE(ctx,
+               student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
+               (long long)teacher_size);
     xd_votes *v = (xd_votes *)xd_allocate(ctx, sizeof *v);
     int32_t *exact = (int32_t *)xd_allocate(ctx, (size_t)student_size * sizeof *exact);
     if (!v || !exact) {
         xd_release(ctx, v);
         xd_release(ctx, exact);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
     }
     for (int64_t s = 0; s < student_size; s++) exact[s] = -1;
     v->ctx = ctx;
@@ -47,19 +47,19 @@ XD_API void xd_votes_destroy(xd_votes *votes) {
 }
 
 static xd_result xdi_votes_check(const xd_votes *v, int64_t student_id, int64_t teacher_id) {
-    XDI_REQUIRE(v->ctx, student_id >= 0 && student_id < v->student_size, XD_ERROR_ARGUMENT,
-                "student id %lld is outside a vocabulary of %lld", (long long)student_id,
-                (long long)v->student_size);
-    XDI_REQUIRE(v->ctx, teacher_id >= 0 && teacher_id < v->teacher_size, XD_ERROR_ARGUMENT,
-                "teacher id %lld is outside a vocabulary of %lld", (long long)teacher_id,
-                (long long)v->teacher_size);
+    XD_REQUIRE(v->ctx, student_id >= 0 && student_id < v->student_size, XD_ERROR_ARGUMENT,
+               "student id %lld is outside a vocabulary of %lld", (long long)student_id,
+               (long long)v->student_size);
+    XD_REQUIRE(v->ctx, teacher_id >= 0 && teacher_id < v->teacher_size, XD_ERROR_ARGUMENT,
+               "teacher id %lld is outside a vocabulary of %lld", (long long)teacher_id,
+               (long long)v->teacher_size);
     return XD_OK;
 }
 
 static xd_result xdi_votes_grow(xd_votes *v) {
     const int64_t capacity = v->capacity ? 2 * v->capacity : 4096;
     xd_vote *cells = (xd_vote *)xd_allocate(v->ctx, (size_t)capacity * sizeof *cells);
-    XDI_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
+    XD_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
     if (v->count) memcpy(cells, v->cells, (size_t)v->count * sizeof *cells);
     xd_release(v->ctx, v->cells);
     v->cells = cells;
@@ -68,8 +68,8 @@ static xd_result xdi_votes_grow(xd_votes *v) {
 }
 
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
-    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
-    if (votes->count == votes->capacity) XDI_TRY(xdi_votes_grow(votes));
+    XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
     xd_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;
     cell->teacher_id = (int32_t)teacher_id;
@@ -78,7 +78,7 @@ XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teach
 }
 
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
-    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     votes->exact[student_id] = (int32_t)teacher_id;
     return XD_OK;
 }
@@ -116,10 +116,10 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
-    const int64_t most = pass->most_pieces ? pass->most_pieces : 4;
+    const int64_t most = pass->max_pieces ? pass->max_pieces : 4;
     double weights[XDI_VOTES_MOST_PIECES];
-    XDI_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
-                "most_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
+               "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
@@ -128,7 +128,7 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
         for (int64_t i = 0; i < n; i++) {
             const int64_t student = pass->reverse ? token->ids[i] : id;
             const int64_t teacher = pass->reverse ? id : token->ids[i];
-            XDI_TRY(xd_votes_add(votes, student, teacher, weights[i]));
+            XD_TRY(xd_votes_add(votes, student, teacher, weights[i]));
         }
     }
     return XD_OK;
@@ -191,6 +191,5 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
     }
     xd_release(v->ctx, two);
     xd_release(v->ctx, begin);
-    return fits ? XD_OK
-                : XDI_FAIL(v->ctx, XD_ERROR_MEMORY, "no room to sort %lld votes", (long long)v->count);
+    return fits ? XD_OK : XD_FAIL(v->ctx, XD_ERROR_MEMORY, "no room to sort %lld votes", (long long)v->count);
 }

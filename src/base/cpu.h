@@ -27,6 +27,6 @@ XD_API xd_cpu_level xd_cpu_best(void);
 XD_API const char *xd_cpu_level_name(xd_cpu_level level);
 
 /* The level of a name, e.g. from an environment variable. False, and *out untouched, for an unknown one. */
-XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out);
+XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out);
 
 #endif

@@ -52,7 +52,7 @@ enum { XDI_JSON_DEEPEST = 1000, XDI_JSON_LONGEST_NUMBER = 512 };
 
 /* One rule of the grammar. */
 static xd_result xdi_json_expect(const xdi_json_parser *p, bool condition, const char *what) {
-    XDI_REQUIRE(p->ctx, condition, XD_ERROR_FORMAT, "JSON: %s at byte %llu", what, (unsigned long long)p->at);
+    XD_REQUIRE(p->ctx, condition, XD_ERROR_FORMAT, "JSON: %s at byte %llu", what, (unsigned long long)p->at);
     return XD_OK;
 }
 
@@ -124,7 +124,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     for (int i = 0; i < 4; i++) {
         const char c = xdi_json_peek(p);
         const bool digit = c >= '0' && c <= '9', lower = c >= 'a' && c <= 'f', upper = c >= 'A' && c <= 'F';
-        XDI_TRY(xdi_json_expect(p, digit || lower || upper, "four hexadecimal digits expected"));
+        XD_TRY(xdi_json_expect(p, digit || lower || upper, "four hexadecimal digits expected"));
         value = value * 16u + (unsigned)(c - (digit ? '0' : lower ? 'a' - 10 : 'A' - 10));
         p->at++;
     }
@@ -135,14 +135,14 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
 /* After "\u": one code point, which may take a second escape. */
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
-    XDI_TRY(xdi_json_parse_hex(p, &high));
-    XDI_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
-    XDI_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
+    XD_TRY(xdi_json_parse_hex(p, &high));
+    XD_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
+    XD_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
     *point = high;
     if (high < 0xd800 || high > 0xdbff) return XD_OK;
-    XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "\\u"), "lone surrogate"));
-    XDI_TRY(xdi_json_parse_hex(p, &low));
-    XDI_TRY(xdi_json_expect(p, low >= 0xdc00 && low <= 0xdfff, "lone surrogate"));
+    XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "\\u"), "lone surrogate"));
+    XD_TRY(xdi_json_parse_hex(p, &low));
+    XD_TRY(xdi_json_expect(p, low >= 0xdc00 && low <= 0xdfff, "lone surrogate"));
     *point = 0x10000u + ((high - 0xd800u) << 10) + (low - 0xdc00u);
     return XD_OK;
 }
@@ -170,14 +170,14 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char c = xdi_json_peek(p);
     const char *name = c ? strchr(names, c) : NULL;
-    XDI_TRY(xdi_json_expect(p, name || c == 'u', "unknown escape"));
+    XD_TRY(xdi_json_expect(p, name || c == 'u', "unknown escape"));
     p->at++;
     if (name) {
         *p->strings++ = values[name - names];
         return XD_OK;
     }
     unsigned point;
-    XDI_TRY(xdi_json_parse_unicode(p, &point));
+    XD_TRY(xdi_json_parse_unicode(p, &point));
     xdi_json_put_utf8(p, point);
     return XD_OK;
 }
@@ -185,19 +185,19 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
 /* The text between quotes, decoded. It never grows: the shortest escape of a 3-byte character has 6 bytes, and the two
  * quotes pay for the NUL. */
 static xd_result xdi_json_parse_string(xdi_json_parser *p, const char **text, size_t *bytes) {
-    XDI_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
+    XD_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
     char *const begin = p->strings;
     while (!xdi_json_take(p, '"')) {
-        XDI_TRY(xdi_json_expect(p, p->at < p->bytes, "string without end"));
+        XD_TRY(xdi_json_expect(p, p->at < p->bytes, "string without end"));
         const unsigned char *s = (const unsigned char *)p->text + p->at;
-        XDI_TRY(xdi_json_expect(p, *s >= 0x20, "control character in a string"));
+        XD_TRY(xdi_json_expect(p, *s >= 0x20, "control character in a string"));
         if (*s == '\\') {
             p->at++;
-            XDI_TRY(xdi_json_parse_escape(p));
+            XD_TRY(xdi_json_parse_escape(p));
             continue;
         }
         const size_t length = xdi_json_utf8(s, p->bytes - p->at);
-        XDI_TRY(xdi_json_expect(p, length > 0, "invalid UTF-8"));
+        XD_TRY(xdi_json_expect(p, length > 0, "invalid UTF-8"));
         memcpy(p->strings, s, length);
         p->strings += length;
         p->at += length;
@@ -220,16 +220,16 @@ static size_t xdi_json_skip_digits(xdi_json_parser *p) {
 static xd_result xdi_json_scan_number(xdi_json_parser *p, bool *integer) {
     *integer = true;
     xdi_json_take(p, '-');
-    if (!xdi_json_take(p, '0')) XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "value expected"));
+    if (!xdi_json_take(p, '0')) XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "value expected"));
     if (xdi_json_take(p, '.')) {
         *integer = false;
-        XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
     }
     if (xdi_json_peek(p) == 'e' || xdi_json_peek(p) == 'E') {
         *integer = false;
         p->at++;
         if (!xdi_json_take(p, '-')) xdi_json_take(p, '+');
-        XDI_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_skip_digits(p) > 0, "digit expected"));
     }
     return XD_OK;
 }
@@ -252,11 +252,11 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     char digits[XDI_JSON_LONGEST_NUMBER + 1];
     const size_t begin = p->at;
     bool integer;
-    XDI_TRY(xdi_json_scan_number(p, &integer));
+    XD_TRY(xdi_json_scan_number(p, &integer));
     const size_t length = p->at - begin;
-    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
-                "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
-                (unsigned long long)begin);
+    XD_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
+               "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
+               (unsigned long long)begin);
     memcpy(digits, p->text + begin, length);
     digits[length] = '\0';
     value->kind = XD_JSON_NUMBER;
@@ -264,7 +264,7 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     char *point = strchr(digits, '.');
     if (point) *point = *localeconv()->decimal_point; /* strtod wants the one of the process's locale */
     value->as.number.real = strtod(digits, NULL);
-    XDI_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
+    XD_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
     return XD_OK;
 }
 
@@ -292,9 +292,9 @@ static xd_result xdi_json_close(xdi_json_parser *p, xd_json *container, const xd
     if (container->kind == XD_JSON_ARRAY) return XD_OK;
     xdi_sort(items, count, xdi_json_compare_keys);
     for (size_t i = 1; i < count; i++)
-        XDI_REQUIRE(p->ctx, xdi_json_compare_keys(items[i - 1], items[i]) != 0, XD_ERROR_FORMAT,
-                    "JSON: key \"%.80s\" stands twice in the object at byte %llu",
-                    ((const xd_json *)items[i])->key, (unsigned long long)container->offset);
+        XD_REQUIRE(p->ctx, xdi_json_compare_keys(items[i - 1], items[i]) != 0, XD_ERROR_FORMAT,
+                   "JSON: key \"%.80s\" stands twice in the object at byte %llu",
+                   ((const xd_json *)items[i])->key, (unsigned long long)container->offset);
     return XD_OK;
 }
 
@@ -303,11 +303,11 @@ static xd_result xdi_json_parse_member(xdi_json_parser *p, bool object, xd_json 
     size_t key_bytes = 0;
     if (object) {
         xdi_json_skip_space(p);
-        XDI_TRY(xdi_json_parse_string(p, &key, &key_bytes));
+        XD_TRY(xdi_json_parse_string(p, &key, &key_bytes));
         xdi_json_skip_space(p);
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, ':'), "':' expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take(p, ':'), "':' expected"));
     }
-    XDI_TRY(xdi_json_parse_value(p, out));
+    XD_TRY(xdi_json_parse_value(p, out));
     (*out)->key = key;
     (*out)->key_bytes = key_bytes;
     return XD_OK;
@@ -317,14 +317,14 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
     const bool object = p->text[p->at++] == '{';
     const char close = object ? '}' : ']';
     container->kind = object ? XD_JSON_OBJECT : XD_JSON_ARRAY;
-    XDI_TRY(xdi_json_expect(p, p->depth < p->max_depth, "nested too deeply"));
+    XD_TRY(xdi_json_expect(p, p->depth < p->max_depth, "nested too deeply"));
     p->depth++;
     xd_json *first = NULL, *last = NULL;
     xdi_json_skip_space(p);
     if (!xdi_json_take(p, close)) {
         do {
             xd_json *item;
-            XDI_TRY(xdi_json_parse_member(p, object, &item));
+            XD_TRY(xdi_json_parse_member(p, object, &item));
             if (last)
                 last->next = item;
             else
@@ -332,8 +332,8 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
             last = item;
             xdi_json_skip_space(p);
         } while (xdi_json_take(p, ','));
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close),
-                                object ? "',' or '}' expected" : "',' or ']' expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take(p, close),
+                               object ? "',' or '}' expected" : "',' or ']' expected"));
     }
     p->depth--;
     return xdi_json_close(p, container, first);
@@ -352,16 +352,16 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
         return xdi_json_parse_string(p, &value->as.string.text, &value->as.string.bytes);
     case 'n':
         value->kind = XD_JSON_NULL;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
         return XD_OK;
     case 't':
         value->kind = XD_JSON_BOOL;
         value->as.truth = true;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
         return XD_OK;
     case 'f':
         value->kind = XD_JSON_BOOL;
-        XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
+        XD_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
         return XD_OK;
     default: return xdi_json_parse_number(p, value);
     }
@@ -372,14 +372,14 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
 /* Divides one block into the three pools; their sizes are upper bounds counted from the text. */
 static xd_result xdi_json_reserve(xdi_json_parser *p, size_t max_nodes, xd_json **block) {
     const size_t count = xdi_json_count_nodes(p->text, p->bytes);
-    XDI_REQUIRE(p->ctx, count <= max_nodes, XD_ERROR_FORMAT, "JSON: up to %llu values, allowed are %llu",
-                (unsigned long long)count, (unsigned long long)max_nodes);
+    XD_REQUIRE(p->ctx, count <= max_nodes, XD_ERROR_FORMAT, "JSON: up to %llu values, allowed are %llu",
+               (unsigned long long)count, (unsigned long long)max_nodes);
     const size_t each = sizeof(xd_json) + sizeof(void *);
-    XDI_REQUIRE(p->ctx, p->bytes < SIZE_MAX / 2 && count <= (SIZE_MAX / 2) / each, XD_ERROR_MEMORY,
-                "JSON: %llu values do not fit the address space", (unsigned long long)count);
+    XD_REQUIRE(p->ctx, p->bytes < SIZE_MAX / 2 && count <= (SIZE_MAX / 2) / each, XD_ERROR_MEMORY,
+               "JSON: %llu values do not fit the address space", (unsigned long long)count);
     const size_t total = count * each + p->bytes;
     *block = (xd_json *)xd_allocate(p->ctx, total);
-    XDI_REQUIRE(p->ctx, *block, XD_ERROR_MEMORY, "JSON: no room for %llu bytes", (unsigned long long)total);
+    XD_REQUIRE(p->ctx, *block, XD_ERROR_MEMORY, "JSON: no room for %llu bytes", (unsigned long long)total);
     p->nodes = *block;
     p->items = (const void **)(*block + count);
     p->strings = (char *)(p->items + count);
@@ -396,8 +396,8 @@ static xd_json_desc xdi_json_limits(const xd_json_desc *desc) {
     return d;
 }
 
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
-                               xd_json **root) {
+XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                                     xd_json **root) {
     const xd_json_desc d = xdi_json_limits(desc);
     xdi_json_parser p;
     xd_json *block = NULL;
@@ -407,18 +407,18 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
     p.bytes = bytes;
     p.max_depth = d.max_depth;
     p.allow_nul = d.allow_nul;
-    XDI_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
-                "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
-    XDI_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
-                (unsigned long long)bytes, (unsigned long long)d.max_bytes);
-    XDI_TRY(xdi_json_reserve(&p, d.max_nodes, &block));
+    XD_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
+               "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
+    XD_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
+               (unsigned long long)bytes, (unsigned long long)d.max_bytes);
+    XD_TRY(xdi_json_reserve(&p, d.max_nodes, &block));
     xd_json *value;
     xd_result result = xdi_json_parse_value(&p, &value);
     if (result == XD_OK) {
         xdi_json_skip_space(&p);
         if (p.at < bytes)
-            result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
-                              (unsigned long long)p.at);
+            result = XD_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
+                             (unsigned long long)p.at);
     }
     if (result == XD_OK)
         *root = block;
@@ -430,10 +430,10 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root) {
     char *text = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, xdi_json_limits(desc).max_bytes, &text, &bytes));
-    const xd_result result = xd_json_parse(ctx, desc, text, bytes, root);
+    XD_TRY(xd_file_load(ctx, path, xdi_json_limits(desc).max_bytes, &text, &bytes));
+    const xd_result result = xd_json_load_memory(ctx, desc, text, bytes, root);
     xd_release(ctx, text);
-    XDI_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
     return XD_OK;
 }
 
@@ -543,7 +543,7 @@ XD_API bool xd_json_double(const xd_json *value, double *out) {
 /* ---- writer ---- */
 
 static void xdi_json_stick(xd_json_writer *w, xd_result result, const char *message) {
-    if (w->result == XD_OK) w->result = XDI_FAIL(w->ctx, result, "JSON writer: %s", message);
+    if (w->result == XD_OK) w->result = XD_FAIL(w->ctx, result, "JSON writer: %s", message);
 }
 
 static bool xdi_json_grow(xd_json_writer *w, size_t bytes) {
@@ -716,7 +716,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
     xdi_json_put_string(w, value, bytes);
 }
 
-XD_API xd_result xd_json_writer_finish(xd_json_writer *w, const char **text, size_t *bytes) {
+XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes) {
     if (w->depth > 0 || w->bytes == 0) xdi_json_stick(w, XD_ERROR_STATE, "the text is not complete");
     if (w->result != XD_OK) return w->result;
     w->text[w->bytes] = '\0';

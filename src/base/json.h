@@ -6,7 +6,7 @@
 /* JSON (RFC 8259), bounded: hostile text costs O(n log n) time and a fixed multiple of its size in memory.
  *
  *     xd_json *root = NULL;
- *     XDI_TRY(xd_json_parse(ctx, NULL, text, bytes, &root));
+ *     XD_TRY(xd_json_load_memory(ctx, NULL, text, bytes, &root));
  *     int64_t layers = 0;
  *     if (!xd_json_int64(xd_json_find(root, "num_hidden_layers"), &layers)) ...
  *     for (const xd_json *item = xd_json_first(xd_json_find(root, "merges")); item; item = xd_json_next(item)) ...
@@ -44,10 +44,10 @@ typedef struct xd_json_desc {
  * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000 (unless allowed), a
  * repeated key in one object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
-                               xd_json **root);
+XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                                     xd_json **root);
 
-/* Reads and parses a file. Errors: as xd_json_parse, and IO; all of them name the file. */
+/* Reads and parses a file. Errors: as xd_json_load_memory, and IO; all of them name the file. */
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root);
 
 /* Frees a document. NULL is fine. */
@@ -83,7 +83,7 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out);
 XD_API bool xd_json_uint64(const xd_json *value, uint64_t *out);
 XD_API bool xd_json_double(const xd_json *value, double *out);
 
-/* Text being built. Errors stick: check the result of xd_json_writer_finish only. */
+/* Text being built. Errors stick: check the result of xd_json_writer_text only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
     int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
@@ -118,7 +118,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
 /* The finished text, NUL-terminated, owned by the writer until xd_json_writer_destroy. `bytes` may be NULL.
  * Errors: MEMORY; ARGUMENT for a non-finite double or a string that is not UTF-8; STATE when containers are still
  * open, a key lacks its value or stands outside an object, or nothing was written. */
-XD_API xd_result xd_json_writer_finish(xd_json_writer *w, const char **text, size_t *bytes);
+XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes);
 
 /* Frees the text; the writer is then as new. */
 XD_API void xd_json_writer_destroy(xd_json_writer *w);

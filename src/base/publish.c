@@ -23,7 +23,7 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     intptr_t file;
     uint64_t size = 0;
     const int refused = files->open(files->user, path, XD_FILE_READ, &file);
-    XDI_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
+    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
@@ -35,15 +35,15 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
         return XD_OK;
     }
     xd_release(ctx, text);
-    XDI_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
-    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
-                (unsigned long long)size, (unsigned long long)limit);
-    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
+    XD_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
+               (unsigned long long)size, (unsigned long long)limit);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
 }
 
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes) {
     xd_publish *file = NULL;
-    XDI_TRY(xd_publish_begin(ctx, path, &file));
+    XD_TRY(xd_publish_create(ctx, path, &file));
     const xd_result result = xd_publish_write(file, data, bytes, 0);
     if (result == XD_OK) return xd_publish_commit(file);
     xd_publish_abort(file);
@@ -64,11 +64,11 @@ static int xdi_publish_open(xd_publish *p) {
     return error;
 }
 
-XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
     const size_t length = strlen(path);
-    XDI_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
+    XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
-    XDI_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
@@ -79,22 +79,22 @@ XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **ou
         return XD_OK;
     }
     xd_release(ctx, p);
-    return XDI_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+    return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: write of %llu bytes at %llu: %s", p->path,
-                (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: write of %llu bytes at %llu: %s", p->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
     return XD_OK;
 }
 
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->resize(files->user, p->file, bytes);
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
-                (unsigned long long)bytes, strerror(error));
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
+               (unsigned long long)bytes, strerror(error));
     return XD_OK;
 }
 
@@ -130,7 +130,7 @@ XD_API xd_result xd_publish_commit(xd_publish *p) {
         p->temporary[0] = '\0'; /* renamed: nothing to remove */
     }
     const xd_result result =
-        error == 0 ? XD_OK : XDI_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
+        error == 0 ? XD_OK : XD_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
     xd_publish_abort(p);
     return result;
 }

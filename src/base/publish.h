@@ -20,7 +20,7 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
 typedef struct xd_publish xd_publish;
 
 /* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
-XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **out);
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
 XD_API xd_result xd_publish_write(xd_publish *file, const void *data, size_t bytes, uint64_t offset);

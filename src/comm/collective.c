@@ -110,16 +110,16 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     const int64_t most = INT64_MAX / 64; /* room for every sum of extents in bytes */
     const int n = comm->transport->size;
     int64_t total = 0;
-    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
-                xdi_comm_kind((uint64_t)c->kind), name);
+    XD_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
+               xdi_comm_kind((uint64_t)c->kind), name);
     for (int r = 0; r < n; r++) {
-        XDI_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
-                    "%s: %s count %" PRId64 " of rank %d is negative or too large",
-                    xdi_comm_kind((uint64_t)c->kind), name, counts[r], r);
+        XD_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
+                   "%s: %s count %" PRId64 " of rank %d is negative or too large",
+                   xdi_comm_kind((uint64_t)c->kind), name, counts[r], r);
         total += counts[r];
-        XDI_REQUIRE(comm->ctx, !displacements || (displacements[r] >= 0 && displacements[r] <= most),
-                    XD_ERROR_ARGUMENT, "%s: %s displacement %" PRId64 " of rank %d is negative or too large",
-                    xdi_comm_kind((uint64_t)c->kind), name, displacements[r], r);
+        XD_REQUIRE(comm->ctx, !displacements || (displacements[r] >= 0 && displacements[r] <= most),
+                   XD_ERROR_ARGUMENT, "%s: %s displacement %" PRId64 " of rank %d is negative or too large",
+                   xdi_comm_kind((uint64_t)c->kind), name, displacements[r], r);
     }
     return XD_OK;
 }
@@ -128,26 +128,25 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const xd_leaves *l = &c->leaves;
-    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
-                "%s: operation %d does not exist", kind, (int)c->op);
-    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
-                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+    XD_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
+               "%s: operation %d does not exist", kind, (int)c->op);
+    XD_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
+               kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
-        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
-                    XD_ERROR_UNSUPPORTED,
-                    "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
-                    xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+        XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
+                   XD_ERROR_UNSUPPORTED,
+                   "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
+                   xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }
-    XDI_REQUIRE(ctx,
-                l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
-                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-                kind, l->first, l->count, l->total);
-    XDI_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
-                "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
-                xd_dtype_name(c->dtype));
+    XD_REQUIRE(ctx, l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
+               XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", kind,
+               l->first, l->count, l->total);
+    XD_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
+               "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
+               xd_dtype_name(c->dtype));
     return XD_OK;
 }
 
@@ -184,19 +183,19 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const int64_t send = xdi_comm_send_elements(c, rank, n), recv = xdi_comm_recv_elements(c, rank, n);
-    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
-                "%s: send is NULL for %" PRId64 " elements", kind, send);
-    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
-                "%s: recv is NULL for %" PRId64 " elements", kind, recv);
+    XD_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
+               "%s: send is NULL for %" PRId64 " elements", kind, send);
+    XD_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
+               "%s: recv is NULL for %" PRId64 " elements", kind, recv);
     const size_t size = xd_dtype_size(c->dtype);
-    XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
-                XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
-    XDI_REQUIRE(comm->ctx,
-                (send == 0 || xdi_comm_reaches(comm, c->send)) &&
-                    (recv == 0 || xdi_comm_reaches(comm, c->recv)),
-                XD_ERROR_UNSUPPORTED,
-                "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
-                kind, send, recv, comm->transport->ops->name);
+    XD_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
+               XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
+    XD_REQUIRE(comm->ctx,
+               (send == 0 || xdi_comm_reaches(comm, c->send)) &&
+                   (recv == 0 || xdi_comm_reaches(comm, c->recv)),
+               XD_ERROR_UNSUPPORTED,
+               "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
+               kind, send, recv, comm->transport->ops->name);
     return XD_OK;
 }
 
@@ -204,26 +203,26 @@ static xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) 
     xd_ctx *ctx = comm->ctx;
     const xd_collective_kind k = c->kind;
     const char *kind = xdi_comm_kind((uint64_t)k);
-    XDI_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
-                "collective kind %d cannot be run", (int)k);
+    XD_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
+               "collective kind %d cannot be run", (int)k);
     if (k == XD_COLLECTIVE_BARRIER) return XD_OK;
-    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
-                (int)c->dtype);
-    XDI_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
-                "%s: count %" PRId64 " is negative or too large", kind, c->count);
+    XD_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
+               (int)c->dtype);
+    XD_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
+               "%s: count %" PRId64 " is negative or too large", kind, c->count);
     const bool pair = k == XD_COLLECTIVE_SEND || k == XD_COLLECTIVE_RECV;
     const bool rooted =
         pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
-    XDI_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
-                "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
-    XDI_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
-                "%s: rank %d is this rank itself", kind, c->root);
+    XD_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
+               "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
+    XD_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
+               "%s: rank %d is this rank itself", kind, c->root);
     const bool to_all = k == XD_COLLECTIVE_ALL_TO_ALL;
     if (to_all || k == XD_COLLECTIVE_REDUCE_SCATTER || k == XD_COLLECTIVE_SCATTER)
-        XDI_TRY(xdi_comm_validate_counts(comm, c, c->send_counts, c->send_displacements, "send"));
+        XD_TRY(xdi_comm_validate_counts(comm, c, c->send_counts, c->send_displacements, "send"));
     if (to_all || k == XD_COLLECTIVE_ALL_GATHER || k == XD_COLLECTIVE_GATHER)
-        XDI_TRY(xdi_comm_validate_counts(comm, c, c->recv_counts, c->recv_displacements, "recv"));
-    if (xdi_comm_reduces(k)) XDI_TRY(xdi_comm_validate_reduction(comm, c));
+        XD_TRY(xdi_comm_validate_counts(comm, c, c->recv_counts, c->recv_displacements, "recv"));
+    if (xdi_comm_reduces(k)) XD_TRY(xdi_comm_validate_reduction(comm, c));
     return xdi_comm_validate_buffers(comm, c);
 }
 
@@ -366,9 +365,9 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
         xdi_comm_show(field, values[other], theirs, sizeof theirs);
         xdi_comm_show(field, values[0], ours, sizeof ours);
     }
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
-                            "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
-                            ours);
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
+                           "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
+                           ours);
 }
 
 /* One more round of control records that carry nothing but two numbers. */
@@ -390,11 +389,11 @@ static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, 
         if (k < n && !shared) continue;
         char name[32];
         snprintf(name, sizeof name, k < n ? "counts[%d] =" : "leaves.total", k);
-        XDI_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
+        XD_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
         for (int r = 0; r < n; r++) comm->values[r] = comm->all[r].count;
-        XDI_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
+        XD_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
     }
-    return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
+    return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
 
 /* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right
@@ -404,17 +403,17 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     const int *world = comm->transport->world_ranks;
     for (int k = 0; k < n; k++) {
         const int to = (rank + k) % n, from = (rank - k + n) % n;
-        XDI_TRY(xdi_comm_tell(comm, (uint64_t)c->send_counts[to], (uint64_t)c->recv_counts[from], deadline));
+        XD_TRY(xdi_comm_tell(comm, (uint64_t)c->send_counts[to], (uint64_t)c->recv_counts[from], deadline));
         for (int r = 0; r < n; r++) {
             const int peer = (r + k) % n;
             if (comm->all[r].count != comm->all[peer].extra)
-                return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH,
-                                "all_to_all: rank %d sends count %" PRIu64
-                                ", but rank %d receives count %" PRIu64,
-                                world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
+                return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH,
+                               "all_to_all: rank %d sends count %" PRIu64
+                               ", but rank %d receives count %" PRIu64,
+                               world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
         }
     }
-    return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
+    return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
 /* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
@@ -430,12 +429,12 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         memset(&part, 0, sizeof part);
         const xd_error *error = xd_last_error(comm->ctx);
         if (mine != XD_OK && error->result == mine) memcpy(&part.count, error->message + k * CHUNK, CHUNK);
-        XDI_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
+        XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
     if (mine != XD_OK) return mine;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind,
-                            culprit, xd_result_name(theirs), message);
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
+                           xd_result_name(theirs), message);
 }
 
 /* The leaves of the ranks, in rank order, must cover [0, total) without a gap. */
@@ -445,10 +444,10 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     for (int r = 0; r <= n; r++) {
         const uint64_t begins = r < n ? comm->all[r].extra : (uint64_t)c->leaves.total;
         if (begins != end)
-            return XDI_FAIL_CULPRIT(
-                comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
-                "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
-                r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
+            return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH,
+                                   comm->transport->world_ranks[r < n ? r : n - 1],
+                                   "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64,
+                                   kind, r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
         if (r < n) end += comm->all[r].leaves;
     }
     return XD_OK;
@@ -525,9 +524,9 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
     if (comm->broken == XD_OK) return XD_OK;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
-                            "%s: the group is broken: rank %d caused %s in an earlier call",
-                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
+    return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
+                           "%s: the group is broken: rank %d caused %s in an earlier call",
+                           xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
 /* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
@@ -544,11 +543,11 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
     if (result == XD_ERROR_ARGUMENT) {
         const int culprit = comm->transport->world_ranks[c->root];
-        return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
-                                xdi_comm_kind((uint64_t)c->kind), culprit);
+        return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
+                               xdi_comm_kind((uint64_t)c->kind), culprit);
     }
     if (result == XD_ERROR_MISMATCH) return result;
-    XDI_TRY(xdi_comm_break(comm, result));
+    XD_TRY(xdi_comm_break(comm, result));
     if (mine == XD_OK) xdi_comm_count(comm, c);
     return mine;
 }
@@ -559,7 +558,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
-    XDI_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
+    XD_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
     return xdi_comm_agreement(comm, c, mine, *deadline);
 }
 
@@ -567,13 +566,13 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
-    XDI_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
-    XDI_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
+    XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
     if (c.kind != XD_COLLECTIVE_BARRIER)
-        XDI_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
+        XD_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
     xdi_comm_count(comm, &c);
     xd_log(comm->ctx, XD_LOG_TRACE, "%s %" PRIu64 " on %d ranks: %" PRIu64 " bytes sent so far",
            xdi_comm_kind((uint64_t)c.kind), c.sequence, comm->transport->size, comm->counters.bytes_sent);
@@ -674,15 +673,15 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
     double deadline;
-    XDI_TRY(xdi_comm_whole(comm, &c));
-    XDI_TRY(xdi_comm_run(comm, &c, mine, &deadline));
+    XD_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_run(comm, &c, mine, &deadline));
     comm->counters.calls++;
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
     int can = mine ? 1 : 0;
-    XDI_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
+    XD_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
     *all = can == 1;
     return XD_OK;
 }
@@ -705,7 +704,7 @@ XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm) {
     return comm->ctx;
 }
 
-XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm) {
+XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
@@ -714,7 +713,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
     if (!comm) {
         transport->ops->destroy(transport);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a group handle");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a group handle");
     }
     comm->ctx = ctx;
     comm->transport = transport;
@@ -726,7 +725,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
     if (!comm->all || !comm->values || !comm->members || !comm->counts) {
         xd_comm_destroy(comm);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
     *out = comm;
     return XD_OK;
@@ -765,21 +764,21 @@ static xd_result xdi_comm_split_own(xd_comm *comm, int color, double deadline, x
     int rank = 0;
     while (comm->members[rank] != comm->transport->rank) rank++;
     xd_transport *transport = NULL;
-    XDI_TRY(comm->transport->ops->split(comm->transport, comm->members, size, rank, deadline, &transport));
-    XDI_TRY(xd_comm_create(comm->ctx, transport, child));
+    XD_TRY(comm->transport->ops->split(comm->transport, comm->members, size, rank, deadline, &transport));
+    XD_TRY(xd_comm_create(comm->ctx, transport, child));
     (*child)->is_world = false;
     return XD_OK;
 }
 
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out) {
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_SPLIT, NULL, NULL, XD_DTYPE_NONE);
-    XDI_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_whole(comm, &c));
     comm->sequence++;
     const double deadline = xdi_comm_deadline(comm);
     xd_control mine = xdi_comm_control(comm, &c, XD_OK);
     mine.extra = ((uint64_t)(uint32_t)color << 32) | (uint32_t)key;
-    XDI_TRY(xdi_comm_exchange(comm, &mine, NULL, deadline));
-    XDI_TRY(xdi_comm_agreement(comm, &c, XD_OK, deadline));
+    XD_TRY(xdi_comm_exchange(comm, &mine, NULL, deadline));
+    XD_TRY(xdi_comm_agreement(comm, &c, XD_OK, deadline));
     xd_comm *child = NULL;
     const xd_result made = color < 0 ? XD_OK : xdi_comm_split_own(comm, color, deadline, &child);
     const xd_result agreed = xd_agree(comm, made); /* one rank without memory: no rank gets a group */

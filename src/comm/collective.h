@@ -81,7 +81,7 @@ XD_API int xd_comm_rank(const xd_comm *comm);
 XD_API int xd_comm_size(const xd_comm *comm);
 XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
 XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm);
-XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm);
+XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 
 /* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);

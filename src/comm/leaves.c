@@ -28,15 +28,15 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XDI_REQUIRE(ctx,
-                leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                    leaves.count <= leaves.total - leaves.first,
-                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-                leaves.first, leaves.count, leaves.total);
-    XDI_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
+    XD_REQUIRE(ctx,
+               leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
+                   leaves.count <= leaves.total - leaves.first,
+               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+               leaves.first, leaves.count, leaves.total);
+    XD_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
     size_t bytes = 0;
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
-    XDI_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
+    XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
     stack->elements = elements;
@@ -44,16 +44,16 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
         stack->nodes = (float *)xd_allocate(ctx, bytes);
     if (!stack->nodes) {
         xd_leaf_stack_destroy(stack);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
-                        elements);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
+                       elements);
     }
     *out = stack;
     return XD_OK;
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
-    XDI_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
-                s->leaves.count);
+    XD_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
+               s->leaves.count);
     float *top = s->nodes + s->depth++ * s->elements;
     memcpy(top, leaf, (size_t)s->elements * sizeof *top);
     const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);

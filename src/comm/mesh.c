@@ -48,7 +48,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
     const xd_result room =
-        xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
+        xd_agree(comm, counts ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
     if (room != XD_OK) {
         xd_release(ctx, counts);
         return room;
@@ -68,8 +68,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
         differ++;
     }
     if (differ)
-        result = XDI_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
-                          differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
+                         differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
 }
@@ -199,8 +199,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     entry = xdi_mesh_partition(table, &root->topology, mask);
     xd_result result = XD_OK;
     if (!entry)
-        result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
-                          root->topology.rank_count);
+        result = XD_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
+                         root->topology.rank_count);
     result = xd_agree(parent, result);
     if (result == XD_OK) {
         const uint64_t hash =
@@ -223,7 +223,7 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
-    XDI_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
+    XD_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
     xd_result result = XD_OK;
     for (int i = 0; root->member && result == XD_OK && i < root->topology.axis_count; i++)
         result = xdi_mesh_entry_for(root, 1u << i, members->comm, &entry);
@@ -294,8 +294,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     xd_axis axes[XD_MESH_AXES_MAX];
     int count = 0;
     int64_t product = 1;
-    XDI_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
-                "share is a mesh over another world");
+    XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
+               "share is a mesh over another world");
     memcpy(axes, d->axes, sizeof axes);
     for (; count < XD_MESH_AXES_MAX && (axes[count].name || axes[count].size); count++)
         product = product > 0 && product <= INT32_MAX ? product * axes[count].size : -1;
@@ -307,8 +307,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
             axes[i].size = d->topology->size[i];
         }
     }
-    XDI_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
-                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
+    XD_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
+               "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
     return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
                               d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
                               out);
@@ -317,20 +317,20 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_topology topology;
-    XDI_TRY(xdi_mesh_topology_of(world, desc, &topology));
+    XD_TRY(xdi_mesh_topology_of(world, desc, &topology));
     xdi_mesh_table *table = desc->share ? desc->share->root->table : NULL;
     if (table)
         table->references++;
     else {
         table = (xdi_mesh_table *)xd_allocate(ctx, sizeof *table);
-        XDI_REQUIRE(ctx, table, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+        XD_REQUIRE(ctx, table, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
         table->references = 1;
         table->ctx = ctx;
         table->world = world;
     }
     xd_mesh *mesh = xdi_mesh_root_create(table, &topology);
     xdi_mesh_table_release(table); /* the mesh holds it now */
-    XDI_REQUIRE(ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+    XD_REQUIRE(ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
     *out = mesh;
     return XD_OK;
 }
@@ -371,27 +371,27 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
 }
 
 static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
-    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
-                "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
-                mesh->root->topology.rank_count);
+    XD_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
+               "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
+               mesh->root->topology.rank_count);
     return XD_OK;
 }
 
 /* Index of a mesh's own axis; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
-    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
-                "the mesh has %d axes: name one", mesh->topology.axis_count);
+    XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
+               "the mesh has %d axes: name one", mesh->topology.axis_count);
     *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
-    XDI_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
-                mesh->topology.axis_count);
+    XD_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
+               mesh->topology.axis_count);
     return XD_OK;
 }
 
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
     int own[XD_MESH_AXES_MAX], index;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
     xd_topology_coordinate(&mesh->topology, xd_comm_rank(mesh->root->table->world), own);
     *coordinate = own[index];
     return XD_OK;
@@ -399,7 +399,7 @@ XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *
 
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size) {
     int index;
-    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
     *size = mesh->topology.size[index];
     return XD_OK;
 }
@@ -418,20 +418,20 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
     unsigned seen = 0;
-    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
-                "\"%s\" cannot be looked up: the mesh has no axis names", list);
+    XD_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
+               "\"%s\" cannot be looked up: the mesh has no axis names", list);
     *count = 0;
     for (const char *rest = list, *name; rest; (*count)++) {
         const size_t length = xdi_topology_next(&rest, &name);
-        XDI_REQUIRE(ctx, *count < XD_MESH_AXES_MAX && length < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
-                    "\"%s\" names more than %d axes or has a name above %d letters", list, XD_MESH_AXES_MAX,
-                    XD_AXIS_NAME_MAX - 1);
+        XD_REQUIRE(ctx, *count < XD_MESH_AXES_MAX && length < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+                   "\"%s\" names more than %d axes or has a name above %d letters", list, XD_MESH_AXES_MAX,
+                   XD_AXIS_NAME_MAX - 1);
         memset(names[*count], 0, XD_AXIS_NAME_MAX);
         memcpy(names[*count], name, length);
         sets[*count] = xdi_mesh_lookup(root, names[*count]);
-        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
-                    names[*count], list);
-        XDI_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
+        XD_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
+                   names[*count], list);
+        XD_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
         seen |= sets[*count];
     }
     return XD_OK;
@@ -440,15 +440,15 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
 /* Sets in ascending order of their first root axis. */
 static xd_result xdi_mesh_require_ascending(xd_ctx *ctx, const unsigned *sets, int count) {
     for (int i = 1; i < count; i++)
-        XDI_REQUIRE(ctx, (sets[i] & (0u - sets[i])) > (sets[i - 1] & (0u - sets[i - 1])), XD_ERROR_ARGUMENT,
-                    "axes %d and %d of the list stand in the other order in the mesh", i - 1, i);
+        XD_REQUIRE(ctx, (sets[i] & (0u - sets[i])) > (sets[i - 1] & (0u - sets[i - 1])), XD_ERROR_ARGUMENT,
+                   "axes %d and %d of the list stand in the other order in the mesh", i - 1, i);
     return XD_OK;
 }
 
 static xd_result xdi_mesh_group_of(xdi_mesh_root *root, unsigned mask, xd_comm **out) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *entry = NULL;
-    XDI_TRY(xdi_mesh_entry_for(root, mask, root->groups[all]->comm, &entry));
+    XD_TRY(xdi_mesh_entry_for(root, mask, root->groups[all]->comm, &entry));
     *out = entry->comm;
     return XD_OK;
 }
@@ -457,11 +457,11 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count = 1;
-    XDI_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_require_member(mesh));
     if (axes)
-        XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+        XD_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
     else {
-        XDI_TRY(xdi_mesh_own_axis(mesh, NULL, &count));
+        XD_TRY(xdi_mesh_own_axis(mesh, NULL, &count));
         sets[0] = mesh->axes[0];
         count = 1;
     }
@@ -472,7 +472,7 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
 static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
                                  const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
     xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
-    XDI_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
+    XD_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
     *out = mesh;
     return XD_OK;
 }
@@ -481,23 +481,22 @@ XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
     unsigned sets[XD_MESH_AXES_MAX];
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
-    XDI_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+    XD_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
     return xdi_mesh_derive(mesh->root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, count, out);
 }
 
 /* The name a flattened set gets: the caller's, or its axes joined with '_'. */
 static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *name, char *out) {
     const char *source = name ? name : axes;
-    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
-                "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
+    XD_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+               "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
     memset(out, 0, XD_AXIS_NAME_MAX);
     memcpy(out, source, strlen(source));
     for (char *c = out; !name && *c; c++)
         if (*c == ',' || *c == '-') *c = '_';
-    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis",
-                out);
+    XD_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis", out);
     return XD_OK;
 }
 
@@ -508,17 +507,17 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX], flat[1][XD_AXIS_NAME_MAX];
     int count;
     xd_comm *comm;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
-    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, count));
-    XDI_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
+    XD_TRY(xdi_mesh_require_ascending(ctx, sets, count));
+    XD_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
     for (int i = 0; i < count; i++) mask |= sets[i];
     const unsigned known = xdi_mesh_lookup(root, flat[0]);
-    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
-                "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
-    XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "the mesh already has %d flattened names, the most there can be", root->flat_count);
-    XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
+    XD_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
+               "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
+    XD_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "the mesh already has %d flattened names, the most there can be", root->flat_count);
+    XD_TRY(xdi_mesh_group_of(root, mask, &comm));
     xd_mesh *made = NULL;
     xd_result result = xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
     if (!known) result = xd_agree(root->groups[(1u << root->topology.axis_count) - 1u]->comm, result);
@@ -541,15 +540,15 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_topology topology;
     xd_mesh *fresh = NULL;
     xd_comm *members;
-    XDI_TRY(xdi_mesh_require_member(mesh));
-    XDI_TRY(xdi_mesh_group_of(root, all, &members));
+    XD_TRY(xdi_mesh_require_member(mesh));
+    XD_TRY(xdi_mesh_group_of(root, all, &members));
     xd_result result =
         xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)
-            result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
-                              topology.axis_count);
+            result = XD_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
+                             topology.axis_count);
     }
     return xdi_mesh_publish(members, result, fresh, out);
 }
@@ -560,18 +559,18 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int total = 0;
-    XDI_TRY(xdi_mesh_require_member(slices[0]));
+    XD_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
-                    "slice %d comes from another mesh than slice 0", i);
+        XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
+                   "slice %d comes from another mesh than slice 0", i);
         for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
-            XDI_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
-                        "slice %d repeats an axis of the %d slices", i, count);
+            XD_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
+                       "slice %d repeats an axis of the %d slices", i, count);
             sets[total] = slices[i]->axes[k];
             seen |= sets[total];
             memcpy(names[total], slices[i]->topology.name[k], XD_AXIS_NAME_MAX);
         }
     }
-    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, total));
+    XD_TRY(xdi_mesh_require_ascending(ctx, sets, total));
     return xdi_mesh_derive(root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, total, out);
 }

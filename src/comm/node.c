@@ -114,13 +114,13 @@ static bool xdi_node_join(xdi_node *node, const int64_t *name) {
 /* Collective, whatever a rank can do; *shared says whether all could do everything. */
 static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
-    XDI_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
+    XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
     if (can && rank > 0) can = xdi_node_join(node, name);
     if (can) {
         struct flock lock = xdi_node_byte(rank);
         can = fcntl(node->file, F_SETLK, &lock) == 0;
     }
-    XDI_TRY(xdi_comm_all_can(comm, can, shared));
+    XD_TRY(xdi_comm_all_can(comm, can, shared));
     if (!*shared) return XD_OK;
     for (int r = 0; r < xd_comm_size(comm); r++) can = can && (r == rank || xdi_node_lives(node, r));
     return xdi_comm_all_can(comm, can, shared);
@@ -182,10 +182,10 @@ static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
     xd_ctx *ctx = xd_comm_ctx(node->comm);
     if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
-        return XDI_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
-                                culprit);
-    return XDI_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
-                            late ? "came after the deadline" : "has died or left");
+        return XD_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
+                               culprit);
+    return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
+                           late ? "came after the deadline" : "has died or left");
 }
 
 static void xdi_node_pause(int turn) {
@@ -205,7 +205,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
     for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
         if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
         if (turn < XDI_NODE_SPIN) continue;
-        if (transport->ops->poll) XDI_TRY(transport->ops->poll(transport));
+        if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
         /* The clock and the lock first, the counter after them: what came in time counts. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {

@@ -67,7 +67,7 @@ static const xd_transport_ops xdi_self_ops = {
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
-    XDI_REQUIRE(ctx, self, XD_ERROR_MEMORY, "no room for a group of one rank");
+    XD_REQUIRE(ctx, self, XD_ERROR_MEMORY, "no room for a group of one rank");
     self->ops = &xdi_self_ops;
     self->ctx = ctx;
     self->size = 1;
@@ -78,6 +78,6 @@ static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
 
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
     xd_transport *transport = NULL;
-    XDI_TRY(xdi_self_create(ctx, &transport));
+    XD_TRY(xdi_self_create(ctx, &transport));
     return xd_comm_create(ctx, transport, out);
 }

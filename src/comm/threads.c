@@ -211,18 +211,18 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     xdi_threads_settle(t);
     xdi_threads_drain(t);
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
-                                "rank %d came after the deadline: the world is broken", me);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                               "rank %d came after the deadline: the world is broken", me);
     if (cause == XD_ERROR_TIMEOUT && waiting) {
         xdi_threads_missing(t, missing, sizeof missing);
         if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
-                                "rank%s %s did not arrive before the deadline",
-                                strchr(missing, ',') ? "s" : "", missing);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                               "rank%s %s did not arrive before the deadline",
+                               strchr(missing, ',') ? "s" : "", missing);
     }
-    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
-                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
-                                                      : "failed or left");
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                           cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
+                                                     : "failed or left");
 }
 
 static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
@@ -286,7 +286,7 @@ static xd_result xdi_threads_round(xdi_threads *t, double deadline) {
     __atomic_store_n(&t->slot->arrived, ++t->round, __ATOMIC_RELEASE);
     for (int r = 0; r < t->group->size; r++)
         if (r != t->base.rank)
-            XDI_TRY(xdi_threads_wait(t, &t->group->slots[r].arrived, t->round, r, deadline));
+            XD_TRY(xdi_threads_wait(t, &t->group->slots[r].arrived, t->round, r, deadline));
     return XD_OK;
 }
 
@@ -320,8 +320,8 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     slot->event_destroy = memory.event_destroy;
     if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
     if (!slot->done) slot->done = memory.event_create(t->base.ctx);
-    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
-                "the device has no events for a group of ranks");
+    XD_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
+               "the device has no events for a group of ranks");
     return memory.event_record(&launch, slot->ready);
 }
 
@@ -370,8 +370,8 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) XDI_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
-    XDI_TRY(xdi_threads_round(t, deadline));
+    if (next) XD_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
+    XD_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
 }
@@ -419,12 +419,12 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
-        XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
+        XD_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                XDI_TRY(xdi_threads_bytes(t, c,
-                                          (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
-                                          sums, (size_t)n * size));
+                XD_TRY(xdi_threads_bytes(t, c,
+                                         (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                                         sums, (size_t)n * size));
     }
     return XD_OK;
 }
@@ -433,8 +433,8 @@ static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        XDI_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                                 c->recv_counts[r]));
+        XD_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                                c->recv_counts[r]));
     }
     return XD_OK;
 }
@@ -474,8 +474,8 @@ static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collecti
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
-            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
-    XDI_TRY(xdi_threads_move(t, c, false));
+            XD_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+    XD_TRY(xdi_threads_move(t, c, false));
     return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
 }
 
@@ -485,16 +485,16 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && t->group->slots[r].done)
-            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+            XD_TRY(memory.event_wait(&launch, t->group->slots[r].done));
     return XD_OK;
 }
 
 /* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
 static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
     t->stream = xdi_threads_launch(t, c).stream;
-    XDI_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
-    XDI_TRY(xdi_threads_round(t, deadline));
-    XDI_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
+    XD_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
+    XD_TRY(xdi_threads_round(t, deadline));
+    XD_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
     xdi_threads_exit(t);
     return XD_OK;
 }
@@ -516,7 +516,7 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     if (t->on_device) return xdi_threads_execute_device(t, c, deadline);
     const xd_result moved = xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
-    XDI_TRY(moved);
+    XD_TRY(moved);
     return xdi_threads_round(t, deadline);
 }
 
@@ -528,14 +528,14 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
     const bool sends = t->base.rank == sender;
     if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
     if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
-                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
-    XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
-                world[receiver], xd_dtype_name(mail->wanted_dtype));
-    XDI_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", world[sender],
-                (long long)mail->count, world[receiver], (long long)mail->wanted);
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
+                               "rank %d refused its own arguments", world[sends ? receiver : sender]);
+    XD_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
+               world[receiver], xd_dtype_name(mail->wanted_dtype));
+    XD_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
+               "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
+               world[receiver], (long long)mail->wanted);
     return XD_OK;
 }
 
@@ -545,10 +545,10 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->count = c->count;
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
-    if (mail->on_device) XDI_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
+    if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
-    XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
+    XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
     if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -562,16 +562,16 @@ static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, 
     if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
     const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
     const xd_launch launch = xdi_threads_launch(t, c);
-    XDI_TRY(xdi_threads_ready(t, c));
-    XDI_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
-    XDI_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
+    XD_TRY(xdi_threads_ready(t, c));
+    XD_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XD_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
     return memory.event_record(&launch, t->slot->done);
 }
 
 static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                      double deadline) {
     const uint64_t number = mail->done + 1;
-    XDI_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
+    XD_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
@@ -605,9 +605,9 @@ static xd_result xdi_threads_split(xd_transport *transport, const int *members, 
         leader->child = made;
         __atomic_store_n(&leader->child_round, t->round, __ATOMIC_RELEASE);
     } else {
-        XDI_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
+        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
     }
-    XDI_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
+    XD_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
     return xdi_threads_attach(transport->ctx, leader->child, rank, out);
 }
 
@@ -649,9 +649,9 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out) 
     if (t->base.rank == 0) {
         t->group->shared = xdi_threads_allocate(t->group->world, bytes);
         if (!t->group->shared)
-            made = XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
+            made = XD_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
     }
-    XDI_TRY(xd_agree(comm, made));
+    XD_TRY(xd_agree(comm, made));
     *out = t->group->shared;
     return XD_OK;
 }
@@ -673,7 +673,7 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
         xdi_threads_group_leave(group);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;
@@ -691,19 +691,19 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
 /* ---- worlds ---- */
 
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
-    XDI_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
+    XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = (xd_thread_world *)xd_allocate(ctx, sizeof *world);
-    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
     world->allocator = xd_ctx_settings(ctx)->allocator;
     if (pthread_mutex_init(&world->lock, NULL) != 0) {
         xd_release(ctx, world);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
     }
     world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
     world->root = xdi_threads_group_create(world, ranks);
     if (!world->gone || !world->root) {
         xd_thread_world_destroy(world);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
     }
     for (int r = 0; r < ranks; r++) world->root->world_ranks[r] = r;
     *out = world;
@@ -723,10 +723,10 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world) {
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
-    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
-                rank, world->root->size);
-    XDI_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
-                XD_ERROR_STATE, "rank %d has joined before", rank);
+    XD_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
+               rank, world->root->size);
+    XD_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
+               XD_ERROR_STATE, "rank %d has joined before", rank);
     xd_ctx_set_rank(ctx, rank);
     xd_transport *transport = NULL;
     xd_comm *comm = NULL;
@@ -817,7 +817,7 @@ static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ran
     for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
     if (started < ranks) {
         const xd_result result =
-            XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
         if (error) *error = *xd_last_error(ctx);
         return result;
     }
@@ -837,7 +837,7 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
     result = xd_thread_world_create(ctx, ranks, &world);
     if (result == XD_OK) {
         runs = (xdi_threads_run *)xd_allocate(ctx, (size_t)ranks * sizeof *runs);
-        if (!runs) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);
+        if (!runs) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);
     }
     if (result != XD_OK && error) *error = *xd_last_error(ctx);
     for (int r = 0; runs && r < ranks; r++) {

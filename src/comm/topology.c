@@ -18,40 +18,40 @@ XD_PRIVATE bool xdi_topology_name_is_valid(const char *name) {
 
 static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     for (int i = 0; i < axis_count; i++) {
-        XDI_REQUIRE(ctx, !axes[i].name == !axes[0].name, XD_ERROR_ARGUMENT,
-                    "axis %d %s a name and axis 0 %s: name all of the %d axes or none", i,
-                    axes[i].name ? "has" : "lacks", axes[0].name ? "has" : "lacks", axis_count);
+        XD_REQUIRE(ctx, !axes[i].name == !axes[0].name, XD_ERROR_ARGUMENT,
+                   "axis %d %s a name and axis 0 %s: name all of the %d axes or none", i,
+                   axes[i].name ? "has" : "lacks", axes[0].name ? "has" : "lacks", axis_count);
         if (!axes[i].name) continue;
-        XDI_REQUIRE(ctx, xdi_topology_name_is_valid(axes[i].name), XD_ERROR_ARGUMENT,
-                    "axis %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, axes[i].name,
-                    XD_AXIS_NAME_MAX - 1);
+        XD_REQUIRE(ctx, xdi_topology_name_is_valid(axes[i].name), XD_ERROR_ARGUMENT,
+                   "axis %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, axes[i].name,
+                   XD_AXIS_NAME_MAX - 1);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, strcmp(axes[i].name, axes[k].name) != 0, XD_ERROR_ARGUMENT,
-                        "axes %d and %d are both named \"%s\"", k, i, axes[i].name);
+            XD_REQUIRE(ctx, strcmp(axes[i].name, axes[k].name) != 0, XD_ERROR_ARGUMENT,
+                       "axes %d and %d are both named \"%s\"", k, i, axes[i].name);
     }
     return XD_OK;
 }
 
 static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     int fills = 0;
-    XDI_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    XD_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
     for (int i = 0; i < axis_count; i++) {
-        XDI_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
-                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
+        XD_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
+                   "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
         fills += axes[i].size == -1;
     }
-    XDI_REQUIRE(ctx, fills <= 1, XD_ERROR_ARGUMENT, "%d axes have size -1, at most 1 can fill", fills);
+    XD_REQUIRE(ctx, fills <= 1, XD_ERROR_ARGUMENT, "%d axes have size -1, at most 1 can fill", fills);
     return xdi_topology_check_names(ctx, axes, axis_count);
 }
 
 static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int rank_count, int world_size) {
     for (int i = 0; i < rank_count; i++) {
-        XDI_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
-                    "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
+        XD_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
+                   "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d",
-                        k, i, ranks[i]);
+            XD_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d", k,
+                       i, ranks[i]);
     }
     return XD_OK;
 }
@@ -60,28 +60,28 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
                                     int rank_count, int world_size, xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
-    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
     const int available = ranks ? rank_count : world_size;
-    XDI_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
+    XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
         t.size[i] = axes[i].size;
         if (axes[i].name) memcpy(t.name[i], axes[i].name, strlen(axes[i].name) + 1);
         if (axes[i].size > 0) product *= axes[i].size;
-        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
-                    "axis sizes multiply to more than 2^31 ranks");
+        XD_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
+                   "axis sizes multiply to more than 2^31 ranks");
     }
     for (int i = 0; i < axis_count; i++) {
         if (t.size[i] != -1) continue;
-        XDI_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
-                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
-                    (int)product);
+        XD_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
+                   "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
+                   (int)product);
         t.size[i] = available / (int)product;
         product = available;
     }
-    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
-                (int)product, ranks ? "the list has" : "the world has", available);
-    if (ranks) XDI_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+    XD_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
+               (int)product, ranks ? "the list has" : "the world has", available);
+    if (ranks) XD_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
     t.ranks = ranks;
@@ -111,18 +111,18 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     for (const char *rest = order, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         const int axis = xdi_topology_find(axes, axis_count, name, length);
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
-                    (int)length, name, axis_count);
-        XDI_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
-                    axes[axis].name);
+        XD_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
+                   (int)length, name, axis_count);
+        XD_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
+                   axes[axis].name);
         seen |= 1u << axis;
         sequence[count++] = axis;
     }
     for (int i = 0; i < axis_count; i++) {
         if (seen >> i & 1u) continue;
-        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
-                    "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
-                    axes[i].size);
+        XD_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
+                   "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
+                   axes[i].size);
         sequence[count++] = i;
     }
     return XD_OK;
@@ -132,15 +132,15 @@ XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd
                                         int world_size, xd_topology *out) {
     int sequence[XD_MESH_AXES_MAX];
     xd_axis sorted[XD_MESH_AXES_MAX];
-    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    XDI_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
-    XDI_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
+    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    XD_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XD_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
     for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
     xd_topology t;
-    XDI_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
+    XD_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
     const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
-    XDI_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
-                "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
+               "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
     *out = t;
     return XD_OK;
 }
@@ -150,15 +150,15 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
-    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
-                "tensor is %d and domain is %d, must be at least 1", tensor, domain);
-    XDI_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
-                "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
+    XD_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
+               "tensor is %d and domain is %d, must be at least 1", tensor, domain);
+    XD_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
+               "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
     const int dp = world_size / (tensor * domain);
-    XDI_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
-                "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
-                "allow it)",
-                dp);
+    XD_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
+               "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
+               "allow it)",
+               dp);
     const char *const names[3] = { "dp", "tp", "domain" };
     const int sizes[3] = { dp, tensor, domain };
     for (int i = 0; i < 3; i++) {
@@ -177,9 +177,9 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
                                           xd_topology *out) {
     const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
     const int64_t taken = (int64_t)tp * cp * ep * d->pp;
-    XDI_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
-                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
-                d->world_size);
+    XD_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
+               "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
+               d->world_size);
     const int sizes[5] = { tp, cp, ep, (int)(d->world_size / taken), d->pp };
     xd_axis axes[5];
     for (int i = 0; i < 5; i++) {
@@ -205,11 +205,11 @@ static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *de
         int first[2], place[2];
         xdi_topology_pipeline_place(dense, rank, &first[0], &place[0]);
         xdi_topology_pipeline_place(expert, rank, &first[1], &place[1]);
-        XDI_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
-                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
-                    "of rank %d in "
-                    "the expert grid",
-                    rank, place[0], first[0], place[1], first[1]);
+        XD_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
+                   "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
+                   "of rank %d in "
+                   "the expert grid",
+                   rank, place[0], first[0], place[1], first[1]);
     }
     return XD_OK;
 }
@@ -224,20 +224,20 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     if (!d.expert_tp) d.expert_tp = d.tp;
     if (!d.optimizer_instances) d.optimizer_instances = 1;
     if (!d.order) d.order = "tp-cp-ep-dp-pp";
-    XDI_REQUIRE(ctx,
-                d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
-                XD_ERROR_ARGUMENT,
-                "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
-                d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
-    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT,
-                "virtual_pipeline is %d but pp is %d", d.virtual_pipeline, d.pp);
+    XD_REQUIRE(ctx,
+               d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
+               XD_ERROR_ARGUMENT,
+               "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
+               d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
+    XD_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT, "virtual_pipeline is %d but pp is %d",
+               d.virtual_pipeline, d.pp);
     xd_topology grids[2];
-    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
-    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
+    XD_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
+    XD_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
     const int data_ranks = d.world_size / (d.tp * d.pp);
-    XDI_REQUIRE(ctx, data_ranks % d.optimizer_instances == 0, XD_ERROR_TOPOLOGY,
-                "dp x cp is %d, not a multiple of %d optimizer instances", data_ranks, d.optimizer_instances);
-    XDI_TRY(xdi_topology_check_pipelines(ctx, &grids[0], &grids[1]));
+    XD_REQUIRE(ctx, data_ranks % d.optimizer_instances == 0, XD_ERROR_TOPOLOGY,
+               "dp x cp is %d, not a multiple of %d optimizer instances", data_ranks, d.optimizer_instances);
+    XD_TRY(xdi_topology_check_pipelines(ctx, &grids[0], &grids[1]));
     *dense = grids[0];
     *expert = grids[1];
     return XD_OK;
@@ -249,15 +249,15 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
     xd_axis axes[XD_MESH_AXES_MAX];
     int64_t product = 1;
     int count = 0;
-    XDI_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
-                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
-                topology->axis_count, XD_MESH_AXES_MAX);
-    XDI_TRY(xdi_topology_check_axes(ctx, parts, part_count));
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
+    XD_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
+               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+               topology->axis_count, XD_MESH_AXES_MAX);
+    XD_TRY(xdi_topology_check_axes(ctx, parts, part_count));
     for (int i = 0; i < part_count; i++) product *= parts[i].size;
-    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
-                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
-                topology->size[at]);
+    XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
+               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+               topology->size[at]);
     for (int i = 0; i < topology->axis_count; i++) {
         for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
         if (i == at) continue;
@@ -265,7 +265,7 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
         axes[count++].size = topology->size[i];
     }
     xd_topology t;
-    XDI_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    XD_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;
@@ -280,18 +280,18 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
 XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                   unsigned *mask) {
     unsigned found = 0;
-    XDI_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
-                "\"%s\" cannot be looked up: the mesh has no axis names", names);
+    XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
+               "\"%s\" cannot be looked up: the mesh has no axis names", names);
     for (const char *rest = names, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         int axis = topology->axis_count - 1;
         while (axis >= 0 &&
                (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
             axis--;
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
-                    (int)length, name, names, topology->axis_count);
-        XDI_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
-                    topology->name[axis]);
+        XD_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
+                   (int)length, name, names, topology->axis_count);
+        XD_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
+                   topology->name[axis]);
         found |= 1u << axis;
     }
     *mask = found;
@@ -342,7 +342,7 @@ XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int
 XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
                                     int *group_size) {
     unsigned mask;
-    XDI_TRY(xd_topology_axes(ctx, topology, names, &mask));
+    XD_TRY(xd_topology_axes(ctx, topology, names, &mask));
     *group_size = xd_topology_groups_of(topology, mask, ranks);
     return XD_OK;
 }

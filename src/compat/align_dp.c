@@ -136,15 +136,15 @@ static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
     xd_release(dp->ctx, dp->trace);
     dp->trace = (unsigned char *)xd_allocate(dp->ctx, cells);
     dp->trace_bytes = dp->trace ? cells : 0;
-    XDI_REQUIRE(dp->ctx, dp->trace, XD_ERROR_MEMORY, "no room to align %lld with %lld tokens",
-                (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(dp->ctx, dp->trace, XD_ERROR_MEMORY, "no room to align %lld with %lld tokens",
+               (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 /* Aligns a rectangle of tokens, appending its pairs. */
 static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
     const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
-    XDI_TRY(xdi_dp_reserve(dp, &x));
+    XD_TRY(xdi_dp_reserve(dp, &x));
     int32_t *top = xdi_dp_row(dp, &x, 0);
     for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
     for (int64_t i = 1; i <= x.rows; i++) {
@@ -261,7 +261,7 @@ static xd_result xdi_dp_gaps(xdi_dp *dp, const xdi_dp_pair *anchors, int64_t cou
     int64_t s = 0, t = 0;
     for (int64_t a = 0; a <= count; a++) {
         const int64_t s_end = a < count ? anchors[a].s0 : n, t_end = a < count ? anchors[a].t0 : m;
-        if (s_end > s || t_end > t) XDI_TRY(xdi_dp_align(dp, s, s_end, t, t_end, &dp->now));
+        if (s_end > s || t_end > t) XD_TRY(xdi_dp_align(dp, s, s_end, t, t_end, &dp->now));
         for (int i = 0; i < XDI_DP_ANCHOR && a < count; i++)
             xdi_dp_push(&dp->now, s_end + i, s_end + i + 1, t_end + i, t_end + i + 1);
         s = s_end + XDI_DP_ANCHOR;
@@ -276,8 +276,8 @@ static xd_result xdi_dp_anchored(xdi_dp *dp) {
     memset(&x, 0, sizeof x);
     const bool fits = xdi_dp_search_layout(&plan, dp, &x);
     void *memory = fits ? xd_allocate(dp->ctx, plan.peak) : NULL;
-    XDI_REQUIRE(dp->ctx, memory, XD_ERROR_MEMORY, "no room to search %lld tokens for anchors",
-                (long long)dp->student.tokens.count);
+    XD_REQUIRE(dp->ctx, memory, XD_ERROR_MEMORY, "no room to search %lld tokens for anchors",
+               (long long)dp->student.tokens.count);
     xd_arena arena = xd_arena_over(memory, plan.peak);
     xdi_dp_search_layout(&arena, dp, &x);
     xdi_dp_candidates(dp, x.s, x.t, x.match);
@@ -330,7 +330,7 @@ static bool xdi_dp_identical(const xdi_dp *dp, const xdi_dp_pair *p) {
 static xd_result xdi_dp_realign(xdi_dp *dp, const xdi_dp_pair *window) {
     const int64_t first = dp->next.count;
     bool good = true;
-    XDI_TRY(xdi_dp_align(dp, window->s0, window->s1, window->t0, window->t1, &dp->next));
+    XD_TRY(xdi_dp_align(dp, window->s0, window->s1, window->t0, window->t1, &dp->next));
     for (int64_t i = first; i < dp->next.count; i++) good = good && xdi_dp_good(dp, &dp->next.pairs[i]);
     if (good) return XD_OK;
     dp->next.count = first;
@@ -363,7 +363,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
             continue;
         }
         while (i < count && xdi_dp_good(dp, &pairs[i])) dp->next.pairs[dp->next.count++] = pairs[i++];
-        if (i < count) XDI_TRY(xdi_dp_repair(dp, i, &i));
+        if (i < count) XD_TRY(xdi_dp_repair(dp, i, &i));
     }
     xdi_dp_swap(dp);
     return XD_OK;
@@ -376,7 +376,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
     char *memory = (char *)xd_allocate(ctx, offsets + origin + bytes);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)count);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)count);
     out->offsets = (int64_t *)(void *)memory;
     out->origin = (int32_t *)(void *)(memory + offsets);
     out->text = memory + offsets + origin;
@@ -389,7 +389,7 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
-    XDI_TRY(xdi_dp_strings(ctx, count, bytes, s));
+    XD_TRY(xdi_dp_strings(ctx, count, bytes, s));
     for (int64_t i = 0; i < count; i++) {
         memcpy(s->text + s->offsets[i], tokens[i].data, (size_t)tokens[i].size);
         s->offsets[i + 1] = s->offsets[i] + tokens[i].size;
@@ -400,10 +400,10 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
 
 /* Canonical forms, and the canonical forms of those. */
 static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
-    XDI_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+    XD_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
     const int64_t n = side->tokens.count;
     xd_canonical *again = &side->again;
-    XDI_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
+    XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
     for (int64_t i = 0; i < n; i++) {
         const int64_t *at = side->tokens.offsets + i;
         const xd_text token = { side->tokens.text + at[0], at[1] - at[0] };
@@ -419,8 +419,8 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
     dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
     dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
     dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
-    XDI_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
-                "no room to align %zu with %zu tokens", n, m);
+    XD_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
+               "no room to align %zu with %zu tokens", n, m);
     return XD_OK;
 }
 
@@ -429,7 +429,7 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
                                xd_alignment *out) {
     const int32_t *s = dp->student.tokens.origin, *t = dp->teacher.tokens.origin;
     out->chunks = (xd_aligned_chunk *)xd_allocate(dp->ctx, (size_t)dp->now.count * sizeof *out->chunks);
-    XDI_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
+    XD_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
     out->count = dp->now.count;
     for (int64_t i = 0; i < out->count; i++) {
         const xdi_dp_pair *p = &dp->now.pairs[i];
@@ -448,20 +448,20 @@ static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t 
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
-    XDI_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
-                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
-    XDI_REQUIRE(ctx,
-                student_count >= 0 && student_count < INT32_MAX / 4 && teacher_count >= 0 &&
-                    teacher_count < INT32_MAX / 4,
-                XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
-                (long long)teacher_count);
+    XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
+               "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
+    XD_REQUIRE(ctx,
+               student_count >= 0 && student_count < INT32_MAX / 4 && teacher_count >= 0 &&
+                   teacher_count < INT32_MAX / 4,
+               XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
+               (long long)teacher_count);
     return XD_OK;
 }
 
 static void xdi_dp_close(xdi_dp *dp) {
     xd_canonical *strings[4] = { &dp->student.tokens, &dp->student.again, &dp->teacher.tokens,
                                  &dp->teacher.again };
-    for (int i = 0; i < 4; i++) xd_canonical_free(dp->ctx, strings[i]);
+    for (int i = 0; i < 4; i++) xd_canonical_destroy(dp->ctx, strings[i]);
     xd_release(dp->ctx, dp->now.pairs);
     xd_release(dp->ctx, dp->next.pairs);
     xd_release(dp->ctx, dp->scores);
@@ -470,12 +470,12 @@ static void xdi_dp_close(xdi_dp *dp) {
 
 static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
                             int64_t teacher_count, xd_alignment *out) {
-    XDI_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
-    XDI_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
-    XDI_TRY(xdi_dp_memory(dp));
-    XDI_TRY(xdi_dp_anchored(dp));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XD_TRY(xdi_dp_memory(dp));
+    XD_TRY(xdi_dp_anchored(dp));
     xdi_dp_merge_bad(dp);
-    XDI_TRY(xdi_dp_split(dp));
+    XD_TRY(xdi_dp_split(dp));
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
@@ -483,7 +483,7 @@ XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t studen
                              const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
                              xd_alignment *out) {
     xdi_dp dp;
-    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
     const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
     xdi_dp_close(&dp);
     return result;
@@ -493,10 +493,10 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t 
                                     const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
                                     double *score) {
     const xdi_dp_table x = { 0, student_count, 0, teacher_count };
-    XDI_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
-    XDI_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
-    XDI_TRY(xdi_dp_memory(dp));
-    XDI_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XD_TRY(xdi_dp_memory(dp));
+    XD_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
     if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
@@ -505,7 +505,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t s
                                   const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
                                   xd_alignment *out, double *score) {
     xdi_dp dp;
-    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
     const xd_result result =
         xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
     xdi_dp_close(&dp);

@@ -296,11 +296,11 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
-        XDI_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
-                    "%lld tokens would not fit into memory", (long long)count);
+        XD_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
+                   "%lld tokens would not fit into memory", (long long)count);
     char *memory = (char *)xd_allocate(ctx, plan.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes",
-                (long long)count, plan.peak);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,
+               plan.peak);
     out->offsets = (int64_t *)(void *)(memory + at[0]);
     out->origin = (int32_t *)(void *)(memory + at[1]);
     out->text = memory + at[2];
@@ -310,7 +310,7 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     return XD_OK;
 }
 
-XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence) {
+XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence) {
     xd_release(ctx, sequence->offsets);
     memset(sequence, 0, sizeof *sequence);
 }

@@ -12,7 +12,7 @@
 XD_API int64_t xd_canonical_token(xd_text token, char *out);
 
 /* A canonical sequence: token i is text[offsets[i] .. offsets[i + 1]) and stands for the original tokens
- * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_free. */
+ * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_destroy. */
 typedef struct xd_canonical {
     char *text;
     int64_t *offsets; /* [count + 1] */
@@ -23,6 +23,6 @@ typedef struct xd_canonical {
 /* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
-XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
+XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 #endif

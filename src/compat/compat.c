@@ -6,11 +6,11 @@
 
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
-                "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
-                (long long)rows->cols, (long long)like->rows, (long long)like->cols);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
+               "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
+               (long long)rows->cols, (long long)like->rows, (long long)like->cols);
     return XD_OK;
 }
 
@@ -19,22 +19,22 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_jsd_args a;
     xd_uld_sum sum;
-    XDI_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
-    XDI_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
-    XDI_TRY(xdi_compat_validate(ctx, &student, "student", &student));
-    XDI_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
-    if (gradient.data) XDI_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
+    XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
+    XD_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XD_TRY(xdi_compat_validate(ctx, &student, "student", &student));
+    XD_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
+    if (gradient.data) XD_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
     a.student = student;
     a.teacher = teacher;
     a.gradient = gradient;
     a.beta = beta;
     a.denominator = denominator;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
     xd_result result = xd_ctx_kernels(ctx).uld.jsd(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
     xdi_call_memory_done(ctx, a.out);
-    XDI_TRY(result);
+    XD_TRY(result);
     *loss = sum.value / denominator;
     return XD_OK;
 }

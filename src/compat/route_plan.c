@@ -13,18 +13,18 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
                                  int64_t end, int64_t vocabulary) {
-    XDI_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
-                "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
-                (long long)vocabulary);
+    XD_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
+               "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
+               (long long)vocabulary);
     for (int64_t i = 0; i < count; i++) {
         const xd_teacher_shard *s = &shards[i];
-        XDI_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
-                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
-                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
-                    (long long)s->vocabulary_end);
-        XDI_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
-                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
-                    (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+        XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
+                   XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
+                   (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
+                   (long long)s->vocabulary_end);
+        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+                   "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
+                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
     }
     return XD_OK;
 }
@@ -43,13 +43,13 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, in
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
         for (int64_t j = 0; j < i; j++)
-            XDI_REQUIRE(ctx,
-                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
-                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
+            XD_REQUIRE(ctx,
+                       !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
+                       XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
     }
-    XDI_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
-                "shards hold %lld of the window's %lld logits", (long long)area,
-                (long long)((end - begin) * vocabulary));
+    XD_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+               "shards hold %lld of the window's %lld logits", (long long)area,
+               (long long)((end - begin) * vocabulary));
     return XD_OK;
 }
 
@@ -57,8 +57,8 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
                                   int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
     int64_t n = 0;
-    XDI_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
-    XDI_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
+    XD_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
+    XD_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
     for (int64_t i = 0; i < count; i++) {
         xd_teacher_shard part;
         if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
@@ -76,17 +76,17 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
                                       int64_t column, const xd_teacher_piece *piece) {
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx,
-                position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
-                    position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
-                XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
-                (long long)position, (long long)(position + piece->positions), (long long)column,
-                (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-                (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx,
+               position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+                   position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
+               XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
+               (long long)position, (long long)(position + piece->positions), (long long)column,
+               (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
     return XD_OK;
 }
 
@@ -105,8 +105,8 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
     const xd_kernels kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
-    XDI_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
+    XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
+    XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
     if (piece->positions == 0 || piece->columns == 0) return XD_OK;
     const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
     const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);

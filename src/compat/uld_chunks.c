@@ -55,7 +55,7 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
     out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
-    XDI_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
+    XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
     if (most <= 0) return XD_OK;
     if (extended)
         xdi_uld_extended(student, s, teacher, t, out);

@@ -100,7 +100,7 @@ static xd_result xdi_cuda_move_run(const xd_launch *launch, int64_t count, MakeI
 static xd_result xdi_cuda_copies(const xd_launch *launch, const xd_copy *copies, int64_t count,
                                  const void *source, void *destination, size_t size) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_move_run(launch, count, [&](int64_t k, xdi_cuda_move *move) {
         return xdi_cuda_move_block(&copies[k], source, destination, size, move);
     });

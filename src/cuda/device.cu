@@ -34,7 +34,7 @@ static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *fr
                                             cudaMemcpyDeviceToHost };
     if (bytes == 0 || to == from) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx,
                           cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)launch->stream));
 }
@@ -42,7 +42,7 @@ static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *fr
 static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
     if (bytes == 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
 }
 
@@ -52,11 +52,11 @@ static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
     const double deadline = xd_now(launch->ctx) + seconds;
     const struct timespec nap = { 0, 20000 };
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     for (int turn = 0;; turn++) {
         const cudaError_t state = cudaStreamQuery((cudaStream_t)launch->stream);
         if (state != cudaErrorNotReady) return XDI_CUDA_CHECK(launch->ctx, state);
-        XDI_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
+        XD_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
                     "the device's work did not end within %g seconds", seconds);
         if (turn > 1000) nanosleep(&nap, NULL);
     }
@@ -94,20 +94,20 @@ static void xdi_cuda_event_destroy(void *event) {
 
 static xd_result xdi_cuda_event_record(const xd_launch *launch, void *event) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)launch->stream));
 }
 
 static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx,
                           cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
 }
 
 static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *user), void *user) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
 }
 

@@ -79,7 +79,7 @@ static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchLis
         list.add(item, elements);
         const bool full = list.count == xdi_cuda_list<Item>::ROOM || (k + 1 == count && list.count > 0);
         if (!full) continue;
-        XDI_TRY(launch_list(list));
+        XD_TRY(launch_list(list));
         list.count = 0;
         list.chunks = 0;
     }
@@ -136,7 +136,7 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
     const size_t bytes = (size_t)room * sizeof(uint64_t);
     xd_array_list *list = (xd_array_list *)xd_allocate(ctx, sizeof *list + 2 * bytes);
-    XDI_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
+    XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
     list->ctx = ctx;
     list->room = room;
     list->words = 0;
@@ -146,7 +146,7 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     list->device = (uint64_t *)xdi_cuda_allocate(ctx, bytes);
     if (!list->device) {
         xd_release(ctx, list);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
                         (long long)arrays, bytes);
     }
     *out = list;
@@ -164,7 +164,7 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
         const size_t bytes = (size_t)patch.count * sizeof(uint64_t);
         if (!all && memcmp(list->there + at, list->next + at, bytes) == 0) continue;
         memcpy(patch.words, list->next + at, bytes);
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
         memcpy(list->there + at, list->next + at, bytes);
     }
     list->words = words;
@@ -220,7 +220,7 @@ static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int
         *first = (uint64_t)out->chunks;
         out->chunks += chunks;
     }
-    XDI_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
+    XD_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
     if (there) out->words = list->device;
     return XD_OK;
 }

@@ -38,7 +38,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_loss_references_kernel<TEAM>, *a);
@@ -86,7 +86,7 @@ xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_merge_references_kernel,
                            *a);
 }
@@ -237,7 +237,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
@@ -391,7 +391,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_combine_kernel, *a);
 }
 
@@ -489,7 +489,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid
 
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
@@ -531,7 +531,7 @@ xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_mixture_combine_kernel,
                            *a);
 }
@@ -669,7 +669,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);

@@ -416,7 +416,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
                            : 0;
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOGITS(
         a->student.dtype, X, { XDI_CUDA_LOGITS(a->teacher.data ? a->teacher.dtype : a->student.dtype, Y, {
             return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
@@ -443,7 +443,7 @@ static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bo
     int sum = -1;
     xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
     grid.cluster = blocks;
-    XDI_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
+    XD_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
     XDI_CUDA_TRY(
         ctx, cudaMemcpyAsync(&sum, memory, sizeof sum, cudaMemcpyDeviceToHost, (cudaStream_t)launch.stream));
     XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
@@ -457,7 +457,7 @@ template <typename X, typename Y>
 static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
     void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;
     const int bytes = (int)(cuda->block_shared_bytes - XDI_CUDA_CLUSTER_STATIC);
-    XDI_TRY(xdi_cuda_load(ctx, kernel));
+    XD_TRY(xdi_cuda_load(ctx, kernel));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     for (; *most > 0; *most /= 2) {
@@ -489,13 +489,13 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
     architecture = 900;
 #endif
     if (cuda->capability >= 90 && architecture >= 900 && launches != 0 && shared_bytes >= 64 << 10)
-        XDI_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
+        XD_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
     cuda->block_shared_bytes = (size_t)shared_bytes;
     if (works) {
-        XDI_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
-        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
     }
     if (!works || most == 0) {
         xd_log(ctx, XD_LOG_WARN,

@@ -147,7 +147,7 @@ xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
 
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
@@ -157,27 +157,27 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 /* ---- loading, of loss.cu too ---- */
 
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
 }
 
 template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
-    XDI_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
-    XDI_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XDI_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
     return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
 }
 
 static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
-    XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XD_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 

@@ -30,7 +30,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_c
 
 static xd_result xdi_cuda_rows_count(const xd_launch *launch, const xd_positions *positions, int64_t *part) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_count_kernel,
                            *positions, part);
 }
@@ -50,7 +50,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
 static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_t *part,
                                            xd_denominator *out) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_denominator_kernel, part,
                            out);
 }
@@ -63,7 +63,7 @@ static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, con
 static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
                                      const xd_denominator *counted, double *out) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_ratio_kernel, hit,
                            counted, out);
 }
@@ -88,7 +88,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_scales_kernel(const __grid_
 
 static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
 }
 
@@ -213,7 +213,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
 static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
                     : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
 }
@@ -271,7 +271,7 @@ static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_ro
 
 static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_finish_kernel, *a,
                            launch->status);
 }
@@ -294,7 +294,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
 static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                              const uint8_t *mask, int64_t columns, float *maxima) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
                            mask, columns, maxima);
 }
@@ -311,7 +311,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *id
 
 static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
                            ids, count);
 }
@@ -319,14 +319,14 @@ static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, i
 /* ---- table ---- */
 
 static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
 

@@ -30,7 +30,7 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_softmax_stats_kernel<TEAM>, *a);
@@ -63,7 +63,7 @@ xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_softmax_merge_kernel, *a);
 }
 
@@ -143,7 +143,7 @@ xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
 template <int FORM>
 static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
@@ -169,7 +169,7 @@ xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
                                xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
@@ -189,7 +189,7 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
                            xdi_cuda_softmax_pick_kernel, *a);
 }
@@ -211,7 +211,7 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
                            xdi_cuda_softmax_take_kernel, *a);
 }
@@ -229,7 +229,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_
 static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
                                        const uint8_t *mask, int64_t rows, uint8_t *hits) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_softmax_hits_kernel, argmax, labels,
                            mask, rows, hits);
 }
@@ -237,19 +237,19 @@ static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *a
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_TARGET, TEAM>);
 }
 
 static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
-    XDI_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
+    XD_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_softmax_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 

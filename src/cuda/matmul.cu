@@ -69,7 +69,7 @@ static xd_result xdi_cuda_matmul_plain(const xd_launch *launch, const xd_matmul_
     const int64_t across = (args->b.cols + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
     if (down == 0 || across == 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(down * across, XDI_CUDA_THREADS), xdi_cuda_matmul_kernel,
                            *args, across);
 }

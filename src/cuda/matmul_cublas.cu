@@ -64,14 +64,14 @@ static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cubl
 
 /* XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(arguments...)); */
 #    define XDI_CUDA_CUBLAS_TRY(ctx, cublas, call) \
-        XDI_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
+        XD_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
 
 static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, const char *name) {
     cublas->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    XDI_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
+    XD_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
 #    define XDI_CUDA_CUBLAS_FIND(function)                                                             \
         cublas->function = reinterpret_cast<decltype(&::function)>(dlsym(cublas->library, #function)); \
-        XDI_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
+        XD_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_FIND)
 #    undef XDI_CUDA_CUBLAS_FIND
     return XD_OK;
@@ -81,7 +81,7 @@ static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, cons
 static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
     int major = 0;
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
-    XDI_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
                 "%s is version %zu of cuBLASLt, the unit was built for version %d", name,
                 cublas->cublasLtGetVersion(), CUBLAS_VERSION);
     return XD_OK;
@@ -91,11 +91,11 @@ static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cubla
 static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
     xdi_cuda_cublas *cublas = cuda->cublas;
     const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
-    XDI_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
-    XDI_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
+    XD_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
+    XD_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(&cublas->handle));
     cublas->memory = (char *)cuda->allocator.allocate(cuda->allocator.user, bytes);
-    XDI_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
+    XD_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
                 bytes, cuda->device);
     return XD_OK;
 }
@@ -280,9 +280,9 @@ struct xdi_cuda_cublas_product {
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulPreferenceSetAttribute(
                                 preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
-        XDI_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
+        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
         return describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, args.out);
     }
 
@@ -290,8 +290,8 @@ struct xdi_cuda_cublas_product {
         const int64_t m = args.a.rows, n = args.b.cols;
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-        XDI_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
-        XDI_TRY(describe_side(ctx, args.a, false));
+        XD_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
+        XD_TRY(describe_side(ctx, args.a, false));
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, (uint64_t)n, (uint64_t)m,
                                                        m == 1 ? n : args.out_stride));
@@ -307,11 +307,11 @@ static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cud
     cublasLtMatmulHeuristicResult_t best = {};
     int found = 0;
     *taken = false;
-    XDI_TRY(p.describe(launch->ctx, args));
+    XD_TRY(p.describe(launch->ctx, args));
     const cublasStatus_t status = cublas->cublasLtMatmulAlgoGetHeuristic(
         cublas->handle, p.operation, p.first, p.second, p.out, p.out, p.preference, 1, &best, &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
-    XDI_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
+    XD_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
                                    __FILE__, __LINE__, __func__));
     if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS) return XD_OK;
     *taken = true;
@@ -332,7 +332,7 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
     piece.a = xdi_cuda_side_rows(a, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_side_rows(b, column, columns));
     piece.out = args.out + row * args.out_stride + column;
-    XDI_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
+    XD_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
     if (taken) return XD_OK;
     piece.a = xdi_cuda_matrix_rows(a.all, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_matrix_rows(b.all, column, columns));
@@ -342,15 +342,15 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
 static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul_args &args,
                                         const xdi_cuda_side &a, const xdi_cuda_side &b) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     for (int64_t row = 0; row < a.all.rows; row += a.piece) {
         const int64_t rows = a.all.rows - row < a.piece ? a.all.rows - row : a.piece;
-        XDI_TRY(xdi_cuda_side_round(launch, a, row, rows));
+        XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
         for (int64_t column = 0; column < b.all.rows; column += b.piece) {
             const int64_t columns = b.all.rows - column < b.piece ? b.all.rows - column : b.piece;
             /* One piece stays where it is while the rows of a change. */
-            if (row == 0 || columns < b.all.rows) XDI_TRY(xdi_cuda_side_round(launch, b, column, columns));
-            XDI_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
+            if (row == 0 || columns < b.all.rows) XD_TRY(xdi_cuda_side_round(launch, b, column, columns));
+            XD_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
         }
     }
     return XD_OK;
@@ -387,8 +387,8 @@ static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *na
     char of_this_toolkit[32];
     snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
     cuda->cublas = (xdi_cuda_cublas *)xd_allocate(ctx, sizeof *cuda->cublas);
-    XDI_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
+    XD_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
     return xdi_cuda_cublas_set_up(ctx, cuda, name[0] ? name : of_this_toolkit);
 }
 
@@ -399,7 +399,7 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
 }
 
 static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *, const char *) {
-    return XDI_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
+    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
 }
 
 static void xdi_cuda_cublas_close(xd_cuda *) {}

@@ -31,7 +31,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid
 
 static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
 }
 
@@ -80,7 +80,7 @@ xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_correct_kernel, *a);
 }
 
@@ -195,7 +195,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
 
 static xd_result xdi_cuda_mft_write(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_write_kernel<TEAM>, *a);
@@ -231,7 +231,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_
 
 static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_largest_kernel<TEAM>, *a);
@@ -295,7 +295,7 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
@@ -345,7 +345,7 @@ xdi_cuda_mft_cosine_kernel(const __grid_constant__ xd_mft_args a) {
 
 static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_cosine_kernel, *a);
 }
 
@@ -385,7 +385,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
 
 static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_slopes_kernel<TEAM>, *a);
@@ -395,18 +395,18 @@ static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args 
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_mft_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_mft_slopes_kernel<TEAM>);
 }
 
 static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
-    XDI_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
+    XD_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_mft_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 

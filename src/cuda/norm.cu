@@ -181,11 +181,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     const bool exact = args->exact && args->type != XD_NORM_MAX;
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
                     "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(args->arrays[k].dtype));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
     int64_t chunks = 0;
     for (int64_t k = 0; k < args->array_count; k++)
@@ -193,7 +193,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
     if (chunks == 0) return XD_OK;
     const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
     bool first = true;
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
+    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
         args->array_count,
         [&](int64_t k, xdi_cuda_norm_item *item) {
             const xd_norm_array *a = &args->arrays[k];
@@ -273,14 +273,14 @@ static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
 
 static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
 }
 
 static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
     return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
 }

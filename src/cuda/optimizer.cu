@@ -267,13 +267,13 @@ static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
                     "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
                     "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->value_dtype));
-        XDI_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
+        XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
                     "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
     }
     return XD_OK;
@@ -355,7 +355,7 @@ static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
                                       const xdi_cuda_update_options &options) {
     static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
     xdi_cuda_grid grid;
-    XDI_TRY(
+    XD_TRY(
         (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
 }
@@ -369,16 +369,16 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
         return item->count;
     };
     xdi_cuda_kept<xdi_cuda_update> kept;
-    XDI_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
+    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
     if (!kept.words) {
-        XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
             count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
                 return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
             }));
         return xdi_cuda_count_steps(launch, arrays, count);
     }
     const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XDI_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
                            xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
                            (const xd_status *)launch->status);
@@ -386,9 +386,9 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XDI_TRY(xdi_cuda_update_check(launch, args));
+    XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_update_options options = {};
     options.gradient_scale = args->gradient_scale;
     options.status = launch->status;
@@ -405,7 +405,7 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
-        XDI_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
+        XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
                                                           whole ? args->list : nullptr)));
     }
     return XD_OK;
@@ -477,7 +477,7 @@ template <typename List>
 static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
                                     const xdi_cuda_lerp_options &options) {
     xdi_cuda_grid grid;
-    XDI_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
+    XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
                            (const xd_status *)launch->status);
 }
@@ -485,12 +485,12 @@ static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     const auto make_item = [&](int64_t k, xdi_cuda_pair *item) {
         const xd_lerp_array *a = &args->arrays[k];
@@ -498,7 +498,7 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         return a->count;
     };
     xdi_cuda_kept<xdi_cuda_pair> kept;
-    XDI_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
+    XD_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
     if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
     return xdi_cuda_each_list<xdi_cuda_pair>(
         args->array_count, make_item,
@@ -513,15 +513,15 @@ static bool xdi_cuda_cast_takes(xd_dtype dtype) {
 static xd_result xdi_cuda_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
-        XDI_REQUIRE(launch->ctx,
+        XD_REQUIRE(launch->ctx,
                     a->target_dtype == a->source_dtype ||
                         (xdi_cuda_cast_takes(a->target_dtype) && xdi_cuda_cast_takes(a->source_dtype)),
                     XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
+    XD_TRY(scope.result);
+    XD_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
         array_count,
         [&](int64_t k, xdi_cuda_pair *item) {
             const xd_cast_array *a = &arrays[k];
@@ -560,11 +560,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
 }
 
 static xd_result xdi_cuda_scale(const xd_launch *launch, const xd_scale_args *args) {
-    XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
+    XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
     if (args->count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(
         launch, xdi_cuda_grid_of((args->count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK, XDI_CUDA_THREADS),
         xdi_cuda_scale_kernel, args->data, (int)args->dtype, args->count, xdi_cuda_is_aligned16(args->data),
@@ -581,18 +581,18 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
 
 template <typename Updates, typename Pairs, typename Counts>
 static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
-    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
     return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
 }
 
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
                                            xdi_cuda_list<xdi_cuda_count>>(ctx)));
-    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
                                            xdi_cuda_kept<xdi_cuda_update>>(ctx)));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }

@@ -71,7 +71,7 @@ static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *cal
 }
 
 #define XDI_CUDA_CHECK(ctx, call) xdi_cuda_result((ctx), (call), #call, __FILE__, __LINE__, __func__)
-#define XDI_CUDA_TRY(ctx, call) XDI_TRY(XDI_CUDA_CHECK(ctx, call))
+#define XDI_CUDA_TRY(ctx, call) XD_TRY(XDI_CUDA_CHECK(ctx, call))
 
 /* ---- launches ---- */
 
@@ -140,7 +140,7 @@ static xd_result xdi_cuda_launch_at(const char *file, int line, const char *func
     return xdi_cuda_result(launch->ctx, error, text, file, line, function);
 }
 
-/* XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
+/* XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
 #define XDI_CUDA_LAUNCH(...) \
     xdi_cuda_launch_at(__FILE__, __LINE__, __func__, "launch(" #__VA_ARGS__ ")", __VA_ARGS__)
 

@@ -122,13 +122,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
 
 static xd_result xdi_cuda_reduce_pieces(const xd_launch *launch, void *out, const void *const *from,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(launch->ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s",
+    XD_REQUIRE(launch->ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s",
                 xd_dtype_name(dtype), op == XD_AVG ? "average" : "arithmetic");
-    XDI_REQUIRE(launch->ctx, ranks <= XDI_CUDA_PIECES, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(launch->ctx, ranks <= XDI_CUDA_PIECES, XD_ERROR_UNSUPPORTED,
                 "a sum over %d ranks on one GPU; %d is the most", ranks, (int)XDI_CUDA_PIECES);
     if (count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_pieces pieces;
     memset(&pieces, 0, sizeof pieces);
     pieces.out = out;
@@ -211,21 +211,21 @@ static int xdi_cuda_nodes_fill(xdi_cuda_nodes *nodes, const void *const *forests
 static xd_result xdi_cuda_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
                                         const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
                                         xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(
+    XD_REQUIRE(
         launch->ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
         "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
         xd_dtype_name(dtype));
-    XDI_REQUIRE(launch->ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(launch->ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                 "leaves go with SUM and AVG, not operation %d", (int)op);
     if (count <= 0) return XD_OK;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     xdi_cuda_nodes nodes;
     memset(&nodes, 0, sizeof nodes);
     int depth;
     const int64_t size = (int64_t)xd_dtype_size(dtype);
     nodes.nodes = xdi_cuda_nodes_fill(&nodes, forests, leaves, ranks, stride * size, &depth);
-    XDI_REQUIRE(launch->ctx, nodes.nodes <= XDI_CUDA_NODES && depth <= 24, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(launch->ctx, nodes.nodes <= XDI_CUDA_NODES && depth <= 24, XD_ERROR_UNSUPPORTED,
                 "a tree of %d nodes, %d deep, on one GPU; %d and 24 are the most", nodes.nodes, depth,
                 (int)XDI_CUDA_NODES);
     nodes.out = out;
@@ -242,13 +242,13 @@ static xd_result xdi_cuda_reduce_leaves(const xd_launch *launch, void *out, cons
 }
 
 static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<float>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<double>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_bf16>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_f16>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int32_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int64_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<uint8_t>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<double>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_f16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int32_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int64_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<uint8_t>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<float>));
     return xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<double>);
 }

@@ -11,23 +11,23 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
 }
 
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
-    XDI_TRY(xdi_cuda_copy_load(ctx));
-    XDI_TRY(xdi_cuda_reduce_load(ctx));
-    XDI_TRY(xdi_cuda_norm_load(ctx));
-    XDI_TRY(xdi_cuda_matmul_load(ctx));
-    XDI_TRY(xdi_cuda_optimizer_load(ctx));
-    XDI_TRY(xdi_cuda_loss_load(ctx));
-    XDI_TRY(xdi_cuda_mft_load(ctx));
-    XDI_TRY(xdi_cuda_rows_load(ctx));
-    XDI_TRY(xdi_cuda_softmax_load(ctx));
-    XDI_TRY(xdi_cuda_xtoken_load(ctx));
-    XDI_TRY(xdi_cuda_gold_load(ctx));
-    XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
-    XDI_TRY(xdi_cuda_list_kernels_load(ctx));
-    XDI_TRY(xdi_cuda_chunks_load(ctx));
-    XDI_TRY(xdi_cuda_uld_load(ctx));
-    XDI_TRY(xdi_cuda_topk_load(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
+    XD_TRY(xdi_cuda_copy_load(ctx));
+    XD_TRY(xdi_cuda_reduce_load(ctx));
+    XD_TRY(xdi_cuda_norm_load(ctx));
+    XD_TRY(xdi_cuda_matmul_load(ctx));
+    XD_TRY(xdi_cuda_optimizer_load(ctx));
+    XD_TRY(xdi_cuda_loss_load(ctx));
+    XD_TRY(xdi_cuda_mft_load(ctx));
+    XD_TRY(xdi_cuda_rows_load(ctx));
+    XD_TRY(xdi_cuda_softmax_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XD_TRY(xdi_cuda_list_kernels_load(ctx));
+    XD_TRY(xdi_cuda_chunks_load(ctx));
+    XD_TRY(xdi_cuda_uld_load(ctx));
+    XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
 
@@ -73,7 +73,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     XDI_CUDA_TRY(ctx,
                  cudaDeviceGetAttribute(&cuda->processors, cudaDevAttrMultiProcessorCount, cuda->device));
     cuda->capability = 10 * major + minor;
-    XDI_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
                 "device %d has compute capability %d.%d; 8.0 is the least", cuda->device, major, minor);
     return XD_OK;
 }
@@ -83,7 +83,7 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;
     int *result = (int *)cuda->workspace;
-    XDI_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
+    XD_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
     XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&architecture, result, sizeof architecture, cudaMemcpyDeviceToHost,
                                       (cudaStream_t)launch.stream));
     XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
@@ -97,14 +97,14 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
 
 static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc *desc) {
     int architecture = 0;
-    XDI_TRY(xdi_cuda_inspect(ctx, cuda));
+    XD_TRY(xdi_cuda_inspect(ctx, cuda));
     cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
-    XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
+    XD_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
-    XDI_TRY(xdi_cuda_load_all(ctx));
-    XDI_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
-    if (desc->cublas) XDI_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
+    XD_TRY(xdi_cuda_load_all(ctx));
+    XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
+    if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
     return desc->cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
 }
 
@@ -117,10 +117,10 @@ static void xdi_cuda_free(xd_cuda *cuda) {
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
     const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
-    XDI_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
+    XD_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
     cuda->ctx = ctx;
     cuda->kernels = xdi_cuda_table();
     cuda->allocator = d.allocator;

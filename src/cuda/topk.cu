@@ -18,7 +18,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_maxima_kernel<TEAM>, *a);
@@ -110,7 +110,7 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
@@ -193,7 +193,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_merge_kernel(const __grid_c
 
 static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_topk_merge_kernel, *a);
 }
@@ -426,7 +426,7 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
 
 static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_topk_divergence_kernel, *a);
 }
@@ -482,7 +482,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
 
 static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_grad_kernel<TEAM>, *a);
@@ -502,7 +502,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid
 
 static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
                            *a);
 }
@@ -510,16 +510,16 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 /* ---- loading ---- */
 
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
 }
 
 static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
-    XDI_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XD_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }

@@ -137,7 +137,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
 static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *a) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     XDI_CUDA_LOGITS(a->logits.dtype, T,
                     { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
 }
@@ -202,7 +202,7 @@ xdi_cuda_select_merge_kernel(const __grid_constant__ xd_select_args a) {
 
 static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
                            xdi_cuda_select_merge_kernel, *a);
 }
@@ -210,8 +210,8 @@ static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_
 /* ---- table of the losses ---- */
 
 static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
     return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
 }
 

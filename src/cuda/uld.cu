@@ -54,7 +54,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_merge_kernel(const __grid_co
 
 static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
 }
 
@@ -173,10 +173,10 @@ static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_ar
         p.first = pass == 0;
         p.to = pass % 2 == 0 ? side->spare : side->sorted;
         const xdi_cuda_grid grid = xdi_cuda_grid_of(a->count * p.segments, XDI_CUDA_TEAM_BLOCK);
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                                 xdi_cuda_uld_offset_kernel, p));
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
         p.from = p.to;
     }
     return XD_OK;
@@ -184,8 +184,8 @@ static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_ar
 
 static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    for (int which = 0; which < XD_ULD_SIDES; which++) XDI_TRY(xdi_cuda_uld_sort_side(launch, a, which));
+    XD_TRY(scope.result);
+    for (int which = 0; which < XD_ULD_SIDES; which++) XD_TRY(xdi_cuda_uld_sort_side(launch, a, which));
     return XD_OK;
 }
 
@@ -304,8 +304,8 @@ static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args
     const int64_t segments = xdi_cuda_uld_segments(ranks);
     const int64_t parts = segments + xdi_cuda_uld_segments(a->matched_count);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
+    XD_TRY(scope.result);
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
                             xdi_cuda_uld_compare_kernel, *a, ranks, segments, parts));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_total_kernel,
                            *a, parts);
@@ -344,7 +344,7 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
     enum { COLUMNS = XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
     const int64_t parts = (a->gradient.cols + COLUMNS - 1) / COLUMNS;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows * parts, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_uld_gradient_kernel, *a, parts);
@@ -394,8 +394,8 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
 static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
     const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
+    XD_TRY(scope.result);
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
                            blocks);
 }
@@ -441,23 +441,23 @@ xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
 static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
     const int64_t blocks = xdi_cuda_uld_blocks(a->count);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(
+    XD_TRY(scope.result);
+    XD_TRY(
         XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
                            blocks);
 }
 
 static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
 }
 

@@ -81,7 +81,7 @@ xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->place_count * a->matrix.k, XDI_CUDA_WARP),
@@ -131,7 +131,7 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
@@ -224,7 +224,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
 
 static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_divergence_kernel, *a);
@@ -273,7 +273,7 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
@@ -344,7 +344,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_gradient_kernel, *a);
@@ -359,9 +359,9 @@ xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
 }
 
 static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
-    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
 }
 
@@ -383,7 +383,7 @@ xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
 }
@@ -399,7 +399,7 @@ xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
 }
@@ -420,7 +420,7 @@ xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_row_sums_kernel, *a);
@@ -440,7 +440,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
 }
 
@@ -454,7 +454,7 @@ xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
 }
@@ -462,19 +462,19 @@ static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtok
 /* ---- table ---- */
 
 static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 

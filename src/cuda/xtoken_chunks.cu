@@ -20,7 +20,7 @@ static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeO
             list.chunk[i] = chunk_of(list.first + i);
             list.size[i] = list.chunk[i] < 0 ? 0 : size_of(list.chunk[i]);
         }
-        XDI_TRY(launch_list(list));
+        XD_TRY(launch_list(list));
     }
     return XD_OK;
 }
@@ -53,7 +53,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
     const int64_t blocks = (a->rows.cols + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks * XDI_CUDA_CHUNK_GROUPS, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); }, [](int64_t) { return 0; },
         [&](const xdi_cuda_chunk_list &list) {
@@ -75,7 +75,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
 
 static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->count, [](int64_t chunk) { return chunk; }, [&](int64_t chunk) { return a->sizes[chunk]; },
         [&](const xdi_cuda_chunk_list &list) {
@@ -102,7 +102,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_spread_kernel(
 
 static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
         a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); },
         [&](int64_t chunk) { return a->sizes[chunk]; },
@@ -113,9 +113,9 @@ static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_a
 }
 
 static xd_result xdi_cuda_chunks_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_averages_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_averages_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_chunk_spread_kernel);
 }
 

@@ -49,7 +49,7 @@ xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const
 
 static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
     int64_t first = 0;
     do {
@@ -61,10 +61,10 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
             part.count = a->count - first;
         const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
         if (lse && part.count > 0)
-            XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
                                     xdi_cuda_xtoken_lse_kernel, part));
         XDI_CUDA_CELLS(a->fixed, FIXED, {
-            XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
+            XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
         })
         first += part.count;
@@ -183,10 +183,10 @@ static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    if (a->columns > 0) XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
+    XD_TRY(scope.result);
+    if (a->columns > 0) XD_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
         return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, *a, blocks);
     })
 }
@@ -197,10 +197,10 @@ static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xd_xtoken_args total = *a;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     total.best = NULL;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
         return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
     })
 }
@@ -256,9 +256,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
 static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     const size_t shared = t->k <= XDI_CUDA_TAIL_SHARED ? (size_t)t->k * sizeof(uint64_t) : 0;
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (t->k == 0) return XD_OK;
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TAIL_TEAM, shared),
                            xdi_cuda_xtoken_tail_kernel, *t);
 }
@@ -321,23 +321,23 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
 
 static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_xtoken_merge_kernel,
                            *m);
 }
 
 static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_xtoken_tail_kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(XDI_CUDA_TAIL_SHARED * sizeof(uint64_t))));

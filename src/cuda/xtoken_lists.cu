@@ -51,7 +51,7 @@ xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0 || a->k == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->k, XDI_CUDA_WARP),
@@ -99,7 +99,7 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_list_divergence_kernel, *a);
@@ -122,7 +122,7 @@ xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
@@ -141,19 +141,19 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slots_kernel(const __grid_c
 
 static xd_result xdi_cuda_list_slots(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->k == 0) return XD_OK;
-    XDI_TRY(
+    XD_TRY(
         xdi_cuda_fill(launch, a->slots, 0xff, (size_t)(a->place_count * a->vocabulary) * sizeof *a->slots));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_slots_kernel, *a);
 }
 
 static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
     return xdi_cuda_load(ctx, xdi_cuda_list_slots_kernel);
 }
 

@@ -40,7 +40,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_moments_kernel, *a);
@@ -61,7 +61,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_
 
 static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count * a->k == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
@@ -109,15 +109,15 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
+    XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_compare_kernel, *a);
 }
 
 static xd_result xdi_cuda_xtoken_rows_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_compare_kernel);
 }
 

@@ -9,10 +9,10 @@
 typedef struct xdi_gather {
     xd_comm *world;
     xd_ctx *ctx;
-    const xd_model_gather_desc *desc;
+    const xd_weights_gather_desc *desc;
     bool root;
     size_t staging;
-    xd_model_writer *writer;
+    xd_weights_writer *writer;
     unsigned char *slab;
 } xdi_gather;
 
@@ -33,7 +33,7 @@ static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes
 }
 
 static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *entries) {
-    xd_model_writer_desc d;
+    xd_weights_writer_desc d;
     memset(&d, 0, sizeof d);
     for (int64_t i = 0; i < g->desc->tensor_count; i++) {
         const xd_layout_desc *whole = xdi_gather_whole(g, i);
@@ -47,7 +47,7 @@ static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *e
     d.max_shard_bytes = g->desc->max_shard_bytes;
     d.metadata = g->desc->metadata;
     d.metadata_count = g->desc->metadata_count;
-    return xd_model_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
+    return xd_weights_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
 }
 
 /* Root: the files, and a slab that is large enough for every tensor. */
@@ -56,18 +56,18 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     const size_t count = (size_t)g->desc->tensor_count;
     size_t largest = 0;
     xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(g->ctx, count * sizeof *entries);
-    XDI_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
+    XD_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
     const xd_result result = xdi_gather_create_writer(g, entries);
     xd_release(g->ctx, entries);
-    XDI_TRY(result); /* the writer has checked that no size overflows */
+    XD_TRY(result); /* the writer has checked that no size overflows */
     for (int64_t i = 0; i < g->desc->tensor_count; i++) {
         size_t row_bytes;
         const size_t bytes = (size_t)xdi_gather_rows(g, i, &row_bytes) * row_bytes;
         if (bytes > largest) largest = bytes;
     }
     g->slab = (unsigned char *)xd_allocate(g->ctx, largest);
-    XDI_REQUIRE(g->ctx, g->slab, XD_ERROR_MEMORY, "no room for a slab of %llu bytes",
-                (unsigned long long)largest);
+    XD_REQUIRE(g->ctx, g->slab, XD_ERROR_MEMORY, "no room for a slab of %llu bytes",
+               (unsigned long long)largest);
     return XD_OK;
 }
 
@@ -85,24 +85,24 @@ static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
         const bool scalar = whole->ndim == 0;
         begin[0] = row;
         end[0] = row + count;
-        XDI_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
-                                 scalar ? NULL : end, g->desc->root, g->slab));
+        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
+                                scalar ? NULL : end, g->desc->root, g->slab));
         if (g->root && mine == XD_OK)
-            mine = xd_model_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
-                                         g->slab);
+            mine = xd_weights_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
+                                           g->slab);
     }
     return xd_agree(g->world, mine);
 }
 
 static xd_result xdi_gather_run(xdi_gather *g) {
-    XDI_TRY(xd_agree(g->world, xdi_gather_prepare(g)));
-    for (int64_t i = 0; i < g->desc->tensor_count; i++) XDI_TRY(xdi_gather_tensor(g, i));
-    xd_model_writer *writer = g->writer;
+    XD_TRY(xd_agree(g->world, xdi_gather_prepare(g)));
+    for (int64_t i = 0; i < g->desc->tensor_count; i++) XD_TRY(xdi_gather_tensor(g, i));
+    xd_weights_writer *writer = g->writer;
     g->writer = NULL;
-    return xd_agree(g->world, g->root ? xd_model_writer_commit(writer) : XD_OK);
+    return xd_agree(g->world, g->root ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
-XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc) {
+XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     xdi_gather g;
     memset(&g, 0, sizeof g);
     g.world = world;
@@ -111,12 +111,11 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
     g.root = xd_comm_rank(world) == desc->root;
     g.staging = desc->staging_bytes ? desc->staging_bytes : (size_t)16 << 20;
     const bool valid = desc->root >= 0 && desc->root < xd_comm_size(world) && desc->tensor_count >= 0;
-    XDI_TRY(xd_agree(world, valid
-                                ? XD_OK
-                                : XDI_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
+    XD_TRY(xd_agree(world, valid ? XD_OK
+                                 : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
     const xd_result result = xdi_gather_run(&g);
-    xd_model_writer_abort(g.writer);
+    xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);
     return result;
 }

@@ -1,7 +1,7 @@
 #ifndef XDI_IO_GATHER_H
 #define XDI_IO_GATHER_H
 
-#include "io/model_files.h"
+#include "io/weights_files.h"
 #include "tensor/redistribute.h"
 
 /* One tensor of a model and the name it has in the file. */
@@ -11,23 +11,23 @@ typedef struct xd_named_tensor {
 } xd_named_tensor;
 
 /* What to gather and where to write it. */
-typedef struct xd_model_gather_desc {
+typedef struct xd_weights_gather_desc {
     const char *directory;          /* required; exists where root writes */
     const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
     int64_t tensor_count;
     int root; /* world rank that writes */
     size_t
         staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
-    uint64_t max_shard_bytes; /* as in xd_model_writer_desc */
+    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
     const xd_safetensors_pair *metadata;
     int64_t metadata_count;
-} xd_model_gather_desc;
+} xd_weights_gather_desc;
 
 /* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
  * whole of it. Partial tensors are reduced on the way.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_model_writer, agreed: when root cannot write,
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
  * every rank returns an error, and nothing is left behind. */
-XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc);
+XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 #endif

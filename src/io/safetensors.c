@@ -53,17 +53,17 @@ static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
                                              xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has no shape", f->path, info->name);
-    XDI_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
-                (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
+    XD_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has no shape", f->path, info->name);
+    XD_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
+               (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
     info->ndim = (int)ndim;
     info->shape = sizes;
     for (size_t i = 0; i < ndim; i++)
-        XDI_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
-                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
-                    info->name, (unsigned long long)i);
+        XD_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
+                   "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
+                   info->name, (unsigned long long)i);
     return XD_OK;
 }
 
@@ -72,43 +72,43 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                                              xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
     info->name = xd_json_key(entry, &name_bytes);
-    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
-                "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
-                (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
+               "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
+               (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
-    XDI_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
+    XD_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
     info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
-    XDI_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
-    XDI_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
+    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
+    XD_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
 
     const xd_json *offsets = xd_json_find(entry, "data_offsets");
-    XDI_REQUIRE(f->ctx,
-                xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
-                    xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
-                    xd_json_uint64(xd_json_at(offsets, 1), &info->end),
-                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
-                f->path, info->name);
-    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
-                (unsigned long long)info->begin, (unsigned long long)info->end);
+    XD_REQUIRE(f->ctx,
+               xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
+                   xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
+                   xd_json_uint64(xd_json_at(offsets, 1), &info->end),
+               XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
+               f->path, info->name);
+    XD_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
+               (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XDI_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
-                "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
-    XDI_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
-                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
-                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
+    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
+               "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
+               (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
     return XD_OK;
 }
 
 static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json *metadata) {
     const xd_json_kind kind = xd_json_kind_of(metadata);
-    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
-                XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
+    XD_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
+               XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
     for (const xd_json *pair = xd_json_first(metadata); pair; pair = xd_json_next(pair))
-        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT,
-                    "%s: metadata \"%.80s\" is no string", f->path, xd_json_key(pair, NULL));
+        XD_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT, "%s: metadata \"%.80s\" is no string",
+                   f->path, xd_json_key(pair, NULL));
     return XD_OK;
 }
 
@@ -121,8 +121,8 @@ static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
     }
     f->infos = (xd_safetensors_info *)xd_allocate(f->ctx, tensors * sizeof *f->infos);
     f->shapes = (int64_t *)xd_allocate(f->ctx, sizes * sizeof *f->shapes);
-    XDI_REQUIRE(f->ctx, f->infos && f->shapes, XD_ERROR_MEMORY, "%s: no room for %llu tensors", f->path,
-                (unsigned long long)tensors);
+    XD_REQUIRE(f->ctx, f->infos && f->shapes, XD_ERROR_MEMORY, "%s: no room for %llu tensors", f->path,
+               (unsigned long long)tensors);
     return XD_OK;
 }
 
@@ -136,8 +136,8 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
-    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
-                (unsigned long long)count);
+    XD_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
+               (unsigned long long)count);
     for (size_t i = 0; i < count; i++) order[i] = &f->infos[i];
     xdi_sort(order, count, xdi_safetensors_by_offset);
     uint64_t end = 0;
@@ -145,34 +145,34 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     for (size_t i = 0; i < count && result == XD_OK; i++) {
         const xd_safetensors_info *info = (const xd_safetensors_info *)order[i];
         if (info->begin != end)
-            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT,
-                              "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
-                              info->name, (unsigned long long)info->begin, (unsigned long long)end);
+            result = XD_FAIL(f->ctx, XD_ERROR_FORMAT,
+                             "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
+                             info->name, (unsigned long long)info->begin, (unsigned long long)end);
         end = info->end;
     }
     xd_release(f->ctx, order);
-    XDI_TRY(result);
-    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
-                "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
-                (unsigned long long)(f->size - f->data));
+    XD_TRY(result);
+    XD_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
+               "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
+               (unsigned long long)(f->size - f->data));
     return XD_OK;
 }
 
 /* Takes the tensors out of the parsed header, in the order of their names. */
 static xd_result xdi_safetensors_collect(xd_safetensors *f) {
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "%s: the header is no object", f->path);
-    XDI_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
-    XDI_TRY(xdi_safetensors_reserve(f));
+    XD_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+               "%s: the header is no object", f->path);
+    XD_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
+    XD_TRY(xdi_safetensors_reserve(f));
     int64_t *sizes = f->shapes;
     for (size_t i = 0; i < xd_json_count(f->header); i++) {
         const xd_json *entry = xd_json_by_key(f->header, i);
         if (strcmp(xd_json_key(entry, NULL), XDI_SAFETENSORS_METADATA) == 0) continue;
         xd_safetensors_info *info = &f->infos[f->count++];
-        XDI_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
+        XD_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
         sizes += info->ndim;
     }
-    XDI_TRY(xdi_safetensors_check_tiles(f));
+    XD_TRY(xdi_safetensors_check_tiles(f));
     int64_t kept = 0; /* skipped tensors were needed for the tiling only */
     for (int64_t i = 0; i < f->count; i++)
         if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
@@ -185,8 +185,8 @@ static xd_result xdi_safetensors_parse(xd_safetensors *f, const char *header, si
     memset(&limits, 0, sizeof limits);
     limits.max_bytes = bytes;
     limits.max_depth = 4;
-    const xd_result result = xd_json_parse(f->ctx, &limits, header, bytes, &f->header);
-    XDI_REQUIRE(f->ctx, result == XD_OK, result, "%s: header: %s", f->path, xd_last_error(f->ctx)->message);
+    const xd_result result = xd_json_load_memory(f->ctx, &limits, header, bytes, &f->header);
+    XD_REQUIRE(f->ctx, result == XD_OK, result, "%s: header: %s", f->path, xd_last_error(f->ctx)->message);
     return xdi_safetensors_collect(f);
 }
 
@@ -199,30 +199,29 @@ static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes,
     }
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const int error = bytes ? files->read(files->user, f->file, to, bytes, offset) : 0;
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: read of %llu bytes at %llu: %s", f->path,
-                (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: read of %llu bytes at %llu: %s", f->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
     return XD_OK;
 }
 
 /* The first checks, on numbers alone; then the header text, read or in place, goes to the parser. */
 static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_bytes) {
     unsigned char prefix[8];
-    XDI_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
-                (unsigned long long)f->size);
-    XDI_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
+    XD_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
+               (unsigned long long)f->size);
+    XD_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
-    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
-                f->path, (unsigned long long)length, (unsigned long long)limit);
-    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT,
-                "%s: a header of %llu bytes in a file of %llu", f->path, (unsigned long long)length,
-                (unsigned long long)f->size);
+    XD_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
+               f->path, (unsigned long long)length, (unsigned long long)limit);
+    XD_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT, "%s: a header of %llu bytes in a file of %llu",
+               f->path, (unsigned long long)length, (unsigned long long)f->size);
     f->data = 8 + length;
     if (f->bytes) return xdi_safetensors_parse(f, (const char *)f->bytes + 8, (size_t)length);
 
     char *text = (char *)xd_allocate(f->ctx, (size_t)length);
-    XDI_REQUIRE(f->ctx, text, XD_ERROR_MEMORY, "%s: no room for a header of %llu bytes", f->path,
-                (unsigned long long)length);
+    XD_REQUIRE(f->ctx, text, XD_ERROR_MEMORY, "%s: no room for a header of %llu bytes", f->path,
+               (unsigned long long)length);
     xd_result result = xdi_safetensors_read(f, text, (size_t)length, 8);
     if (result == XD_OK) result = xdi_safetensors_parse(f, text, (size_t)length);
     xd_release(f->ctx, text);
@@ -240,10 +239,10 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
         return XD_OK;
     }
     void *memory = f->size < SIZE_MAX ? xd_allocate(f->ctx, (size_t)f->size) : NULL;
-    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
-                (unsigned long long)f->size);
+    XD_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
+               (unsigned long long)f->size);
     f->owned = memory;
-    XDI_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
+    XD_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
     f->bytes = (const unsigned char *)memory;
     return XD_OK;
 }
@@ -251,11 +250,11 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
-    XDI_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
-    if (d->mode == XD_SAFETENSORS_MAP) XDI_TRY(xdi_safetensors_map(f));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
+    if (d->mode == XD_SAFETENSORS_MAP) XD_TRY(xdi_safetensors_map(f));
     return xdi_safetensors_header(f, d->max_header_bytes);
 }
 
@@ -289,7 +288,7 @@ XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_saf
                                      xd_safetensors **out) {
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
-    XDI_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     return xdi_safetensors_finish(f, xdi_safetensors_open_file(f, &d), out);
 }
 
@@ -297,7 +296,7 @@ XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_
                                             const xd_safetensors_desc *desc, xd_safetensors **out) {
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
-    XDI_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
+    XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
     f->bytes = (const unsigned char *)data;
     f->size = bytes;
     return xdi_safetensors_finish(f, xdi_safetensors_header(f, d.max_header_bytes), out);
@@ -363,13 +362,13 @@ XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
-    XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-                (long long)f->count);
+    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
+               (long long)f->count);
     const uint64_t length = info->end - info->begin;
-    XDI_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
-                (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
-                (unsigned long long)length);
+    XD_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
+               "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
+               (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
+               (unsigned long long)length);
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
@@ -441,10 +440,10 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
         uint64_t end = begin + box->piece;
         const int64_t count = stage ? xdi_safetensors_group(box, i, &end) : 1;
         if (count == 1) {
-            XDI_TRY(xdi_safetensors_read(f, to, (size_t)box->piece, begin));
+            XD_TRY(xdi_safetensors_read(f, to, (size_t)box->piece, begin));
             to += box->piece;
         } else {
-            XDI_TRY(xdi_safetensors_read(f, stage, (size_t)(end - begin), begin));
+            XD_TRY(xdi_safetensors_read(f, stage, (size_t)(end - begin), begin));
             for (int64_t k = 0; k < count; k++, to += box->piece)
                 memcpy(to, stage + (xdi_safetensors_piece(box, i + k) - begin), (size_t)box->piece);
         }
@@ -457,12 +456,12 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
                                            const int64_t *offset, const int64_t *size, bool *empty) {
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
-        XDI_REQUIRE(f->ctx,
-                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
-                        size[i] <= info->shape[i] - offset[i],
-                    XD_ERROR_ARGUMENT,
-                    "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
-                    info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
+        XD_REQUIRE(f->ctx,
+                   offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
+                       size[i] <= info->shape[i] - offset[i],
+                   XD_ERROR_ARGUMENT,
+                   "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
+                   info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
         if (size[i] == 0) *empty = true;
     }
     return XD_OK;
@@ -472,15 +471,15 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const
                                          const int64_t *size, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     bool empty;
-    XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-                (long long)f->count);
-    XDI_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
+    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
+               (long long)f->count);
+    XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {
         stage = (unsigned char *)xd_allocate(f->ctx, XDI_SAFETENSORS_STAGE);
-        XDI_REQUIRE(f->ctx, stage, XD_ERROR_MEMORY, "%s: no room for a staging buffer", f->path);
+        XD_REQUIRE(f->ctx, stage, XD_ERROR_MEMORY, "%s: no room for a staging buffer", f->path);
     }
     const xd_result result = xdi_safetensors_gather(f, &box, (unsigned char *)destination, stage);
     xd_release(f->ctx, stage);
@@ -505,19 +504,17 @@ struct xd_safetensors_writer {
 
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
                                                  uint64_t *bytes) {
-    XDI_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
-                "a tensor needs a name other than __metadata__");
+    XD_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
+               "a tensor needs a name other than __metadata__");
     const size_t length = strlen(e->name);
-    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
-                "a name of %llu bytes, allowed are %d", (unsigned long long)length,
-                (int)XDI_SAFETENSORS_NAME);
-    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype",
-                e->name);
-    XDI_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
-                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
-                (int)XDI_SAFETENSORS_DIMS);
-    XDI_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
-                "the size of tensor \"%.80s\" is negative or overflows", e->name);
+    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
+               (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
+    XD_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
+               (int)XDI_SAFETENSORS_DIMS);
+    XD_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
+               "the size of tensor \"%.80s\" is negative or overflows", e->name);
     return XD_OK;
 }
 
@@ -581,18 +578,18 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     char spaces[64];
     unsigned char prefix[8];
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
-    XDI_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
-                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
-                (int)XDI_SAFETENSORS_LIMIT);
+    XD_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
+               "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
+               (int)XDI_SAFETENSORS_LIMIT);
     writer->data = 8 + padded;
     for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
     memset(spaces, ' ', sizeof spaces);
-    XDI_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
-    XDI_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
-    XDI_TRY(xd_publish_write(writer->file, text, bytes, 8));
+    XD_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
+    XD_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
+    XD_TRY(xd_publish_write(writer->file, text, bytes, 8));
     for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
         const uint64_t rest = writer->data - at;
-        XDI_TRY(
+        XD_TRY(
             xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
     }
     return XD_OK;
@@ -603,9 +600,9 @@ static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const 
     *data_bytes = 0;
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
-        XDI_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
-        XDI_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
-                    "the file would exceed 2^63 bytes");
+        XD_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
+        XD_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
+                   "the file would exceed 2^63 bytes");
         writer->items[i].entry = &d->entries[i];
         writer->items[i].end = bytes;
         *data_bytes += bytes;
@@ -616,10 +613,10 @@ static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const 
 
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
     xd_json *root = NULL;
-    const xd_result result = xd_json_parse(ctx, NULL, text, bytes, &root);
+    const xd_result result = xd_json_load_memory(ctx, NULL, text, bytes, &root);
     xd_json_destroy(ctx, root);
-    XDI_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
-                "the header does not read back: %s", xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
+               "the header does not read back: %s", xd_last_error(ctx)->message);
     return XD_OK;
 }
 
@@ -630,22 +627,23 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
     size_t bytes = 0;
     uint64_t data_bytes;
     const size_t alignment = d->alignment ? d->alignment : 8;
-    XDI_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
-                "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
-    XDI_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
-    XDI_TRY(xd_json_writer_finish(header, &text, &bytes));
-    XDI_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XDI_TRY(xd_publish_begin(writer->ctx, path, &writer->file));
+    XD_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
+               "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
+    XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
+    XD_TRY(xd_json_writer_text(header, &text, &bytes));
+    XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
+    XD_TRY(xd_publish_create(writer->ctx, path, &writer->file));
     return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
 }
 
-XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
-                                       xd_safetensors_writer **out) {
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
-    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
-                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+               "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
-    XDI_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = n;
     writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
@@ -653,7 +651,7 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
     xd_json_writer header = xd_json_writer_create(ctx);
     xd_result result;
     if (!writer->items || !order)
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
     else
         result = xdi_safetensors_build(writer, path, desc, &header, order);
     xd_json_writer_destroy(&header);
@@ -661,49 +659,48 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
     if (result == XD_OK)
         *out = writer;
     else
-        xd_safetensors_abort(writer);
+        xd_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API xd_result xd_safetensors_write_range(xd_safetensors_writer *writer, int64_t index, uint64_t first_byte,
-                                            size_t bytes, const void *data) {
-    XDI_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
-                (long long)index, (long long)writer->count);
+XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
+                                                   uint64_t first_byte, size_t bytes, const void *data) {
+    XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
+               (long long)index, (long long)writer->count);
     xdi_safetensors_plan_item *item = &writer->items[index];
     const uint64_t length = item->end - item->begin;
-    XDI_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
-                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
-    XDI_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
+    XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
+               "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
+               (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
+    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
     item->written += bytes;
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
+XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->items[index].end - writer->items[index].begin : 0;
-    return xd_safetensors_write_range(writer, index, 0, (size_t)bytes, data);
+    return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
-XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer) {
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
     xd_result result = XD_OK;
     for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
         if (item->written != item->end - item->begin)
-            result =
-                XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                         (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                         (long long)i);
+            result = XD_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
+                             (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
+                             (long long)i);
     }
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;
     }
-    xd_safetensors_abort(writer);
+    xd_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API void xd_safetensors_abort(xd_safetensors_writer *writer) {
+XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
     xd_release(writer->ctx, writer->items);

@@ -105,21 +105,22 @@ typedef struct xd_safetensors_writer xd_safetensors_writer;
 /* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
  * on nothing but the desc. Local.
  * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
-XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
-                                       xd_safetensors_writer **out);
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out);
 
 /* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
  *   index   of the tensor in desc.entries
  * Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_write(xd_safetensors_writer *writer, int64_t index, const void *data);
-XD_API xd_result xd_safetensors_write_range(xd_safetensors_writer *writer, int64_t index, uint64_t first_byte,
-                                            size_t bytes, const void *data);
+XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
+XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
+                                                   uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
  * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
-XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer);
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_safetensors_abort(xd_safetensors_writer *writer);
+XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 #endif

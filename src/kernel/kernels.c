@@ -130,27 +130,27 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
     const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    XD_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
     return memory.synchronize(&launch);
 }
 
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
-                op == XD_AVG ? "average" : "arithmetic");
+    XD_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
+               op == XD_AVG ? "average" : "arithmetic");
     return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
 }
 
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_REQUIRE(
+    XD_REQUIRE(
         ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
         "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
         xd_dtype_name(dtype));
-    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
-                "leaves go with SUM and AVG, not operation %d", (int)op);
+    XD_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+               "leaves go with SUM and AVG, not operation %d", (int)op);
     return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
@@ -173,28 +173,27 @@ static bool xdi_matmul_takes(xd_dtype dtype) {
 }
 
 static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
-    XDI_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
-                "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols,
-                (long long)p->b.rows);
-    XDI_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
-                "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
-                (long long)p->b.cols);
-    XDI_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
-                "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
-                (long long)p->b.cols);
-    XDI_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
-                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
-                xd_dtype_name(p->b.dtype));
+    XD_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
+               "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols, (long long)p->b.rows);
+    XD_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
+               "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
+               (long long)p->b.cols);
+    XD_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
+               "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
+               (long long)p->b.cols);
+    XD_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
+               "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
+               xd_dtype_name(p->b.dtype));
     return XD_OK;
 }
 
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace) {
     void *owned = NULL;
     xd_launch launch;
-    XDI_TRY(xdi_matmul_validate(ctx, args));
+    XD_TRY(xdi_matmul_validate(ctx, args));
     if (!workspace) workspace = owned = xd_allocate(ctx, XD_MATMUL_WORKSPACE_BYTES);
-    XDI_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
-                XD_MATMUL_WORKSPACE_BYTES);
+    XD_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
+               XD_MATMUL_WORKSPACE_BYTES);
     memset(&launch, 0, sizeof launch);
     launch.ctx = ctx;
     launch.stream = xd_ctx_settings(ctx)->stream;

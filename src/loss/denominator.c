@@ -9,10 +9,10 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
                                      int64_t batch_count, int64_t *part) {
     const xd_kernels kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
-    XDI_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XDI_TRY(kernels.rows.count(&launch, &batches[b], part));
+    XD_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels.rows.count(&launch, &batches[b], part));
     if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return XD_OK;
 }
 
@@ -23,9 +23,9 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
     int64_t words[XD_COUNT_WORDS];
     const bool host = kernels.device == XD_DEVICE_CPU;
     int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
-    XDI_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
-    XDI_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
-                "%lld weights of positions are negative, not finite or too large (or counts negative)",
-                (long long)words[XD_COUNT_REFUSED]);
+    XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
+    XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
+               "%lld weights of positions are negative, not finite or too large (or counts negative)",
+               (long long)words[XD_COUNT_REFUSED]);
     return kernels.rows.denominator(&launch, part, out);
 }

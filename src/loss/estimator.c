@@ -7,12 +7,12 @@
 #include <string.h>
 
 static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
-                "KL estimator %d does not exist", (int)d->kind);
-    XDI_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
-                "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
-    XDI_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
-                "%lld tokens without log-probabilities", (long long)d->count);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
+               "KL estimator %d does not exist", (int)d->kind);
+    XD_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
+               "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
+    XD_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
+               "%lld tokens without log-probabilities", (long long)d->count);
     return XD_OK;
 }
 
@@ -20,7 +20,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_estimate_args a;
     xd_uld_sum total;
-    XDI_TRY(xdi_estimate_validate(ctx, desc));
+    XD_TRY(xdi_estimate_validate(ctx, desc));
     memset(&a, 0, sizeof a);
     a.logprobs = desc->logprobs;
     a.reference = desc->reference;
@@ -32,13 +32,13 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.values = desc->values;
     a.gradient = desc->gradient;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
     xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
-    XDI_TRY(result);
-    XDI_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
-                (long long)total.bad);
+    XD_TRY(result);
+    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+               (long long)total.bad);
     *sum = total.value;
     return XD_OK;
 }

@@ -36,62 +36,62 @@ static xd_result xdi_head_validate_side(xd_ctx *ctx, const char *name, const xd_
     const xd_rows *sides[2] = { &head->hidden, &head->weight };
     for (int i = 0; i < 2; i++) {
         const char *part = i ? "weight" : "hidden";
-        XDI_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                    "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
-        XDI_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
-                    "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
-                    (long long)sides[i]->stride);
-        XDI_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
-                    part);
+        XD_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                   "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
+        XD_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
+                   "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
+                   (long long)sides[i]->stride);
+        XD_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
+                   part);
     }
-    XDI_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
-                "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
-                (long long)rows);
-    XDI_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
-                "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
-                (long long)head->weight.rows, (long long)columns);
-    XDI_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
-                "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
-                (long long)head->weight.cols);
+    XD_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
+               "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
+               (long long)rows);
+    XD_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
+               "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
+               (long long)head->weight.rows, (long long)columns);
+    XD_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
+               "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
+               (long long)head->weight.cols);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_rows *g = &d->hidden_gradient, *x = &d->student.hidden;
     if (!g->data) return XD_OK;
-    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
-                XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
-                (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
+               XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
+               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "the gradient of hidden in INVARIANT mode is not built for a GPU");
-    XDI_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
-                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld",
-                (int)XD_HEAD_TILE, (long long)v.begin);
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+               "the gradient of hidden in INVARIANT mode is not built for a GPU");
+    XD_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
+               "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
+               (long long)v.begin);
     return XD_OK;
 }
 
 static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
-    XDI_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     const int64_t rows = d->student.hidden.rows;
-    XDI_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
-                "logits, their gradient and their workspace are the head's own here");
-    XDI_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
-                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
-    XDI_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
-    XDI_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
-                "the teacher is given twice, by logits and by a head");
+    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
+               "logits, their gradient and their workspace are the head's own here");
+    XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
+               "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
+    XD_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
+    XD_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
+               "the teacher is given twice, by logits and by a head");
     if (d->teacher.hidden.data)
-        XDI_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
-    XDI_TRY(xdi_head_validate_gradient(ctx, d));
+        XD_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
+    XD_TRY(xdi_head_validate_gradient(ctx, d));
     return xdi_head_validate_invariant(ctx, d);
 }
 
@@ -153,21 +153,21 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
-    XDI_TRY(xdi_head_validate(ctx, desc));
+    XD_TRY(xdi_head_validate(ctx, desc));
     xdi_head_begin(desc, p);
     p->loss.kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
+    XD_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
     xdi_loss_fill_args(ctx, &p->loss);
-    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     if (!invariant || !desc->hidden_gradient.data) return XD_OK;
     const xd_vocab_info v = xd_vocab_describe(desc->loss.vocab);
     const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
@@ -216,7 +216,7 @@ static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
         const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
-        XDI_TRY(p->loss.kernels.matmul(launch, &args));
+        XD_TRY(p->loss.kernels.matmul(launch, &args));
     }
     return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
 }
@@ -232,9 +232,9 @@ static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p
     for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
         const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : (int64_t)XD_HEAD_TILE;
         const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
-        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
-                                  p->tile, false));
-        XDI_TRY(xd_leaf_stack_push(p->leaves, p->tile));
+        XD_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
+                                 p->tile, false));
+        XD_TRY(xd_leaf_stack_push(p->leaves, p->tile));
     }
     return XD_OK;
 }
@@ -263,12 +263,12 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
     const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
     const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
     if (p->leaves) {
-        XDI_TRY(xdi_head_hidden_tiles(launch, p, rows));
-        XDI_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
+        XD_TRY(xdi_head_hidden_tiles(launch, p, rows));
+        XD_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
     } else {
-        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
-                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
-        if (v.tp) XDI_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
+        XD_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
+                                 xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
+        if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels.optimizer.cast(launch, &cast, 1);
@@ -278,10 +278,10 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
     const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
     if (p->d->weight_gradient)
-        XDI_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
+        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
     if (p->d->bias_gradient) {
         const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XDI_TRY(p->loss.kernels.matmul(launch, &sum));
+        XD_TRY(p->loss.kernels.matmul(launch, &sum));
     }
     return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
 }
@@ -305,10 +305,10 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
 }
 
 static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
-    XDI_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
-    if (p->d->teacher.hidden.data) XDI_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
+    XD_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
+    if (p->d->teacher.hidden.data) XD_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
     xdi_head_point(p, row, rows);
-    XDI_TRY(xdi_loss_rows(launch, &p->loss));
+    XD_TRY(xdi_loss_rows(launch, &p->loss));
     return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
 }
 
@@ -317,12 +317,12 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     xd_row_args rows;
     launch.workspace = p->product;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
-    XDI_TRY(
+    XD_TRY(
         p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
     if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
-    XDI_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
+    XD_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
     for (int64_t row = 0; row < p->rows; row += p->chunk)
-        XDI_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
+        XD_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
     rows.loss_rows = p->loss.rows;
     rows.row_loss = p->loss.d.row_loss;
     return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);

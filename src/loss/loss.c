@@ -42,33 +42,31 @@ XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
 }
 
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    if (d->teacher.data)
-        XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    if (d->teacher.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
     return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
-                "the loss has neither labels nor a teacher");
-    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
-                "hard_weight is %g without labels", d->hard_weight);
-    XDI_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
-                "soft_weight is %g without a teacher", d->soft_weight);
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
-                "label smoothing %g is outside [0, 1]", d->label_smoothing);
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+               "the loss has neither labels nor a teacher");
+    XD_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
+               d->hard_weight);
+    XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
+               "soft_weight is %g without a teacher", d->soft_weight);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
+               "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
-                XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
-                (long long)size);
-    XDI_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
-                "divergence %d is not available over the whole vocabulary", (int)d->divergence);
-    XDI_TRY(xdi_loss_validate_rows(ctx, d));
+    XD_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
+               XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
+               (long long)size);
+    XD_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
+               "divergence %d is not available over the whole vocabulary", (int)d->divergence);
+    XD_TRY(xdi_loss_validate_rows(ctx, d));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -144,7 +142,7 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->all_sums = (const double *)all + rows * XD_LOSS_REFERENCES;
     a->reference_stride = words;
@@ -158,13 +156,13 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, shards = a->shards;
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
-                             XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
+                            XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
-    XDI_TRY(plan->kernels.loss.merge_references(launch, a));
-    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels.loss.merge_references(launch, a));
+    XD_TRY(plan->kernels.loss.stats(launch, a));
     return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
                             rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
 }
@@ -172,9 +170,9 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
 static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
-    XDI_TRY(plan->kernels.loss.mixture(launch, a));
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
-                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
+    XD_TRY(plan->kernels.loss.mixture(launch, a));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
+                            a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
     return plan->kernels.loss.mixture_combine(launch, a);
 }
 
@@ -182,21 +180,21 @@ static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) 
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels.loss.fused) {
-        XDI_TRY(plan->kernels.loss.fused(launch, a));
+        XD_TRY(plan->kernels.loss.fused(launch, a));
         return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
-    XDI_TRY(plan->kernels.loss.references(launch, a));
+    XD_TRY(plan->kernels.loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
-    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels.loss.stats(launch, a));
     return xdi_loss_gather(plan);
 }
 
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    XDI_TRY(xdi_loss_partials(launch, plan));
+    XD_TRY(xdi_loss_partials(launch, plan));
     if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
-    XDI_TRY(plan->kernels.loss.combine(launch, a));
-    if (a->teacher.data && a->divergence == XD_JSD) XDI_TRY(xdi_loss_mixture(launch, plan));
+    XD_TRY(plan->kernels.loss.combine(launch, a));
+    if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
     return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
 }
 
@@ -208,18 +206,18 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
-    XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
+    XD_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
 }
 
@@ -268,8 +266,8 @@ static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *
     xd_loss_values values, *there = &values;
     if (kernels.device != XD_DEVICE_CPU) {
         there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
-        xd_result room = there ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XDI_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+        xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
+        XD_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
     }
     xd_result result = xd_loss(ctx, desc, there);
     if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);

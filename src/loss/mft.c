@@ -29,8 +29,8 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
 
 static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a) {
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
-                             XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
+                            XD_DTYPE_F64, &all));
     a->all_sides = (const double *)all;
     return XD_OK;
 }
@@ -43,7 +43,7 @@ static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) 
 }
 
 static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
-    XDI_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
+    XD_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
     return XD_OK;
 }
 
@@ -54,12 +54,12 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
     xd_mft_args a = xdi_mft_args_of(plan);
     (void)user;
     if (a.fixed) {
-        XDI_TRY(kernels->largest(launch, &a));
-        XDI_TRY(xdi_mft_gather_sides(plan, &a));
+        XD_TRY(kernels->largest(launch, &a));
+        XD_TRY(xdi_mft_gather_sides(plan, &a));
     }
-    XDI_TRY(kernels->products(launch, &a));
-    XDI_TRY(xdi_mft_gather_sums(plan, &a));
-    XDI_TRY(kernels->cosine(launch, &a));
+    XD_TRY(kernels->products(launch, &a));
+    XD_TRY(xdi_mft_gather_sums(plan, &a));
+    XD_TRY(kernels->cosine(launch, &a));
     return a.gradient.data ? kernels->slopes(launch, &a) : XD_OK;
 }
 
@@ -89,25 +89,25 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
     a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
     a.terms = desc->terms;
     xdi_mft_exchange(&plan->args);
-    XDI_TRY(xdi_loss_rows(launch, plan));
-    XDI_TRY(kernels->at_label(launch, &a));
-    XDI_TRY(xdi_mft_gather_sides(plan, &a));
-    XDI_TRY(kernels->correct(launch, &a));
+    XD_TRY(xdi_loss_rows(launch, plan));
+    XD_TRY(kernels->at_label(launch, &a));
+    XD_TRY(xdi_mft_gather_sides(plan, &a));
+    XD_TRY(kernels->correct(launch, &a));
     return a.gradient.data || a.terms.data ? kernels->write(launch, &a) : XD_OK;
 }
 
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
-    XDI_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
-    XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
-                "threshold %g is outside [0, 1]", d->threshold);
+    XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
+    XD_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
+               "threshold %g is outside [0, 1]", d->threshold);
     if (!terms->data) return XD_OK;
-    XDI_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
-                xd_dtype_name(terms->dtype));
-    XDI_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
-                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
-                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+               xd_dtype_name(terms->dtype));
+    XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
+               "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+               (long long)terms->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 

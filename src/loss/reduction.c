@@ -21,12 +21,12 @@ static int xdi_reduction_ranks(const xdi_reduction *in) {
 }
 
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
-                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
-    XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
-                "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
-                "a loss on a GPU needs a status: its findings are not read on the host during the step");
+    XD_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
+               "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
+    XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
+               "denominator %g must be finite and not negative", in->denominator_value);
+    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+               "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
 
@@ -39,10 +39,10 @@ static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *
                                      const xd_launch *launch, int64_t *part, xd_denominator *out) {
     xd_positions rows = in->positions;
     rows.weights = NULL;
-    XDI_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    XDI_TRY(kernels->rows.count(launch, &rows, part));
+    XD_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    XD_TRY(kernels->rows.count(launch, &rows, part));
     if (xdi_reduction_ranks(in) > 1)
-        XDI_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return kernels->rows.denominator(launch, part, out);
 }
 
@@ -66,7 +66,7 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
     args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
     if (!in->denominator && in->denominator_value == 0.0) {
         xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
-        XDI_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        XD_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
         args->denominator = own;
     }
     return kernels.rows.scales(&launch, args);
@@ -82,12 +82,12 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
     args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
-    XDI_TRY(kernels.rows.sum(&launch, args));
+    XD_TRY(kernels.rows.sum(&launch, args));
     if (args->ranks > 1)
-        XDI_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
-                                          XD_RECORD_WORDS, XD_DTYPE_I64));
-    XDI_TRY(kernels.rows.finish(&launch, args));
-    if (!in->status) XDI_TRY(xd_status_check(ctx, &found));
+        XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
+                                         XD_RECORD_WORDS, XD_DTYPE_I64));
+    XD_TRY(kernels.rows.finish(&launch, args));
+    if (!in->status) XD_TRY(xd_status_check(ctx, &found));
     if (host) *out = values;
     return XD_OK;
 }

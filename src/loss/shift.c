@@ -17,13 +17,13 @@ static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uin
 }
 
 static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
-    XDI_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
-                "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
-                (long long)d->held);
+    XD_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
+               (long long)d->held);
     for (int64_t i = 0; i < d->held; i++)
-        XDI_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
-                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
-                    (long long)d->length);
+        XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
+                   "position %lld is outside the sequence of %lld", (long long)d->positions[i],
+                   (long long)d->length);
     return XD_OK;
 }
 
@@ -47,11 +47,11 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
 }
 
 static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shift_whole *whole) {
-    XDI_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
     for (int64_t p = 0; p < d->length; p++)
-        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
-                    "position %lld is held by %lld ranks, not by 1", (long long)p,
-                    (long long)whole->holders[p]);
+        XD_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
+                   "position %lld is held by %lld ranks, not by 1", (long long)p,
+                   (long long)whole->holders[p]);
     return XD_OK;
 }
 
@@ -68,7 +68,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
         whole.words = 2 * total + desc->length;
         whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
         if (!whole.ids)
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
     if (result == XD_OK) {
@@ -88,9 +88,9 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
 
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions) {
-    XDI_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
-    XDI_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
-                "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
+    XD_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
+    XD_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
+               "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
     const int64_t held = length / ranks, piece = held / 2, second = (2 * (int64_t)ranks - 1 - rank) * piece;
     for (int64_t i = 0; i < held; i++)
         positions[i] = ranks == 1 ? i : i < piece ? rank * piece + i : second + (i - piece);

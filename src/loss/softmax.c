@@ -40,20 +40,20 @@ static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     x->words = result == XD_OK ? rows->rows * words : 0;
     xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
-        result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
+        result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
     if (result == XD_OK) {
         const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
         x->args.parts = (double *)xdi_call_memory(ctx, bytes);
         x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
         if (!x->args.parts || (info.ranks > 1 && !x->everyones))
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
     }
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
 static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x) {
     const void *all;
-    XDI_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
+    XD_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
     x->args.all = (const double *)all;
     x->args.all_stride = x->words;
     return XD_OK;
@@ -83,7 +83,7 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
     *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
-    if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    if (result == XD_OK && !*lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
@@ -98,7 +98,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.out = out;
@@ -111,7 +111,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
                                          double temperature, xd_rows weight, xd_rows gradient) {
     xdi_softmax_exchange x;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
     x.args.weights = weight;
     x.args.logits = logits;
@@ -147,18 +147,18 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
                                    int64_t n, int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
-    XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
-                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
+               "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XDI_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
-                    "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+        XD_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      const int64_t *ids, double *log_probs) {
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
     xdi_call_memory_done(ctx, lse);
     return result;
@@ -171,7 +171,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.ids = ids;
@@ -183,9 +183,9 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XDI_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
-    XDI_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
-                (long long)positions->count, (long long)rows);
+    XD_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+               (long long)positions->count, (long long)rows);
     return XD_OK;
 }
 
@@ -201,10 +201,10 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     xd_positions right = *positions; /* those where the argmax is the label */
     right.mask = hits;
     xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
-    XDI_TRY(xdi_vocab_agree(NULL, comm, result));
-    XDI_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
-    XDI_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
-    XDI_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
+    XD_TRY(xdi_vocab_agree(NULL, comm, result));
+    XD_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XD_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
+    XD_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
     return kernels.rows.ratio(&launch, hit, counted, out);
 }
 
@@ -215,7 +215,7 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
     if (result == XD_OK) {
         const size_t rows = (size_t)logits.rows;
         memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);

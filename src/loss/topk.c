@@ -8,14 +8,14 @@
 static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
-    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
-                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
+    XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     if (info.ranks == 1) return XD_OK;                       /* its own candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
     c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
-    XDI_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
+    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
     return XD_OK;
 }
 
@@ -33,10 +33,10 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.columns = info.end - info.begin;
     a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
     a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
-    XDI_TRY(kernels.select(&launch, &a));
+    XD_TRY(kernels.select(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     a.all_stride = 2 * logits->rows * k;
-    XDI_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
+    XD_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
     a.all = (const int64_t *)all;
     a.shards = info.ranks;
     a.values = values;
@@ -62,15 +62,16 @@ static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     const xd_row_kernels kernels = xd_ctx_kernels(ctx).rows;
     const xd_launch launch = xd_ctx_launch(ctx);
     float *row = (float *)maxima.data;
-    XDI_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
+    XD_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
     if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
-    XDI_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
+        XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
+    XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
     return kernels.sort_ids(&launch, ids, k);
 }
 
-XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
-                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance) {
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                       float *importance) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -80,7 +81,7 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     maxima.data = xdi_call_memory(ctx, bytes + 1);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
     if (result == XD_OK && !(maxima.data && values))
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
     result = xdi_vocab_agree(info.tp, comm, result);
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)

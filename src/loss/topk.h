@@ -19,8 +19,9 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
  *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
  * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
-                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance);
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                       float *importance);
 
 /* What the teacher shipped for each id. */
 typedef enum xd_topk_values {

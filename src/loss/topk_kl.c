@@ -50,39 +50,38 @@ static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
 
 static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d) {
     const bool whole = d->mode == XD_TOPK_TAIL || d->mode == XD_TOPK_TRUNCATE;
-    XDI_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
-                "give either the teacher's values at the ids or its logits");
+    XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
+               "give either the teacher's values at the ids or its logits");
     if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
-    XDI_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    XD_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
     if (d->values_kind == XD_TOPK_LOG_PROBS)
-        XDI_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
-                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
-                    d->values_temperature, d->temperature);
+        XD_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
+                   "the teacher's log-probabilities are at temperature %g but the loss is at %g",
+                   d->values_temperature, d->temperature);
     else
-        XDI_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
-                    "teacher logits need log_normaliser in this mode");
+        XD_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
+                   "teacher logits need log_normaliser in this mode");
     return XD_OK;
 }
 
 static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
-                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
-                "top-k mode %d does not exist", (int)d->mode);
+    XD_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
+               "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
                       d->divergence == XD_KL_MIXED ||
                       (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
-    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
-                (int)d->divergence, (int)d->mode);
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
-    if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
+               (int)d->divergence, (int)d->mode);
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
+    if (d->gradient.data) XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -175,9 +174,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XDI_TRY(plan->kernels.topk.maxima(launch, a));
-    if (a->fixed && tp)
-        XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    XD_TRY(plan->kernels.topk.maxima(launch, a));
+    if (a->fixed && tp) XD_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
     return plan->kernels.topk.stats(launch, a);
 }
 
@@ -186,16 +184,16 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     const bool two = plan->d.teacher.data != NULL;
     const int64_t words = plan->side_words * (two ? 2 : 1);
     const void *all;
-    XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
-    if (two) XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
+    XD_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
+    if (two) XD_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
+    XD_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XDI_TRY(plan->kernels.topk.merge(launch, &plan->student));
+    XD_TRY(plan->kernels.topk.merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XDI_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
+        XD_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
@@ -208,16 +206,16 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_topk_args *a = &plan->student;
     xd_row_args rows;
-    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
     if (!d->ids)
-        XDI_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
+        XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
     a->given_ids = d->ids;
     a->given_values = d->values;
     a->entry_ids = plan->ids;
     a->entry_values = plan->teacher_values;
-    XDI_TRY(plan->kernels.topk.entries(&launch, a));
-    XDI_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XDI_TRY(plan->kernels.topk.grad(&launch, a));
+    XD_TRY(plan->kernels.topk.entries(&launch, a));
+    XD_TRY(xdi_topk_kl_rows(&launch, plan));
+    if (d->gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
     rows.topk_rows = a->row;
     rows.row_loss = d->row_loss;
     rows.student_mass = d->student_mass;
@@ -239,18 +237,18 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
     xdi_topk_kl_begin(ctx, desc, plan);
-    XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
+    XD_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XD_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
 }
 

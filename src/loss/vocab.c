@@ -15,25 +15,23 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     int64_t at = 0;
     for (int i = 0; i < ranks; i++) {
         const int64_t begin = all[3 * i], end = all[3 * i + 1], total = all[3 * i + 2];
-        XDI_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
-                    "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
-                    (long long)total, i);
-        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE,
-                    "vocabulary shard %d begins at %lld after its end %lld", i, (long long)begin,
-                    (long long)end);
-        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
-                    "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
-                    (long long)begin, i);
-        XDI_REQUIRE(
-            ctx, begin == at, XD_ERROR_SHAPE,
-            "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
-            (long long)begin, (long long)at);
+        XD_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
+                   "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
+                   (long long)total, i);
+        XD_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE, "vocabulary shard %d begins at %lld after its end %lld",
+                   i, (long long)begin, (long long)end);
+        XD_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
+                   "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
+                   (long long)begin, i);
+        XD_REQUIRE(ctx, begin == at, XD_ERROR_SHAPE,
+                   "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)",
+                   i, (long long)begin, (long long)at);
         at = end;
     }
-    XDI_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
-                (long long)at, (long long)size);
-    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
-                (long long)size);
+    XD_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
+               (long long)at, (long long)size);
+    XD_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
+               (long long)size);
     return XD_OK;
 }
 
@@ -64,8 +62,8 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XDI_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
-    XDI_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
+    XD_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
 
@@ -73,11 +71,11 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
-    XDI_TRY(xdi_vocab_exchange(vocab, mine, all));
-    XDI_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
+    XD_TRY(xdi_vocab_exchange(vocab, mine, all));
+    XD_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    XDI_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
     return vocab->memory.synchronize(&launch);
 }
 
@@ -86,7 +84,7 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_
     const int64_t mine[3] = { begin, end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
-    xd_result result = all ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
+    xd_result result = all ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
     result = xdi_vocab_agree(tp, NULL, result);
     if (result == XD_OK) result = xdi_vocab_fill(vocab, mine, all);
     xd_release(ctx, all);
@@ -130,10 +128,10 @@ XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
 }
 
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
-    XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
-                (long long)status->nothing_counted);
+    XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
+               (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
-    XDI_REQUIRE(
+    XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
         "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
@@ -143,37 +141,37 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
 
 XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
     xd_status host;
-    XDI_TRY(xd_read(ctx, &host, status, sizeof host));
+    XD_TRY(xd_read(ctx, &host, status, sizeof host));
     return xd_status_check(ctx, &host);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count) {
     const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
-    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
-                "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld",
-                name, (long long)rows->cols, (long long)columns);
-    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-                (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
-                name);
+    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
+               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
+               (long long)rows->cols, (long long)columns);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
+               name);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient) {
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
+    XD_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
     const int64_t stride = student->stride ? student->stride : student->cols;
     const int64_t gradient_stride = gradient->stride ? gradient->stride : gradient->cols;
     const bool same = gradient->dtype == student->dtype && gradient_stride == stride;
-    XDI_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
-                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
-                xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
-                (long long)stride);
+    XD_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
+               "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
+               xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
+               (long long)stride);
     return XD_OK;
 }
 

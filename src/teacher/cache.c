@@ -40,19 +40,19 @@ XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
 
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code) {
-    XDI_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
-                "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
-                (int)XD_PROJECTION_MOST_IDS);
-    XDI_REQUIRE(
+    XD_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
+               "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
+               (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(
         ctx, d->k >= 1 && d->k <= XD_CACHE_MOST_K && d->k <= d->vocabulary, code,
         "%s: k is %lld, with a vocabulary of %lld allowed are 1 to %lld", path, (long long)d->k,
         (long long)d->vocabulary,
         (long long)(d->vocabulary < (int64_t)XD_CACHE_MOST_K ? d->vocabulary : (int64_t)XD_CACHE_MOST_K));
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
-                "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
-    XDI_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
-    XDI_REQUIRE(ctx, (int)d->coding >= 0 && (int)d->coding <= (int)XD_CACHE_F32, code,
-                "%s: coding %d, known are 0 to %d", path, (int)d->coding, (int)XD_CACHE_F32);
+    XD_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
+               "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
+    XD_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
+    XD_REQUIRE(ctx, (int)d->coding >= 0 && (int)d->coding <= (int)XD_CACHE_F32, code,
+               "%s: coding %d, known are 0 to %d", path, (int)d->coding, (int)XD_CACHE_F32);
     return XD_OK;
 }
 
@@ -160,13 +160,13 @@ static double xdi_cache_get_double(const unsigned char *at) {
 static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     const unsigned char *file = c->file;
     xd_teacher_cache_desc *d = &c->info.desc;
-    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-                c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
-    XDI_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
-                "%s: no teacher cache: it begins with other bytes", c->path);
+    XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
+    XD_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+               "%s: no teacher cache: it begins with other bytes", c->path);
     const unsigned version = (unsigned)xdi_cache_get(file + 8, 4);
-    XDI_REQUIRE(c->ctx, version == XDI_CACHE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
-                c->path, version, (int)XDI_CACHE_VERSION);
+    XD_REQUIRE(c->ctx, version == XDI_CACHE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+               c->path, version, (int)XDI_CACHE_VERSION);
     const uint64_t vocabulary = xdi_cache_get(file + 32, 8), context = xdi_cache_get(file + 64, 8);
     const unsigned flags = (unsigned)xdi_cache_get(file + 80, 4),
                    coding = (unsigned)xdi_cache_get(file + 76, 4);
@@ -178,15 +178,15 @@ static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     d->k = (int64_t)xdi_cache_get(file + 72, 4);
     d->coding = (xd_cache_coding)(coding <= (unsigned)XD_CACHE_F32 ? coding : (unsigned)XD_CACHE_F32 + 1u);
     d->spans = (flags & XDI_CACHE_SPANS) != 0;
-    XDI_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
-    XDI_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
+    XD_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
+    XD_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
     for (int i = 84; i < XDI_CACHE_NAME; i++)
-        XDI_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
+        XD_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
     memcpy(c->name, file + XDI_CACHE_NAME, sizeof c->name);
     const char *end = (const char *)memchr(c->name, 0, sizeof c->name);
     for (const char *at = end; at && at < c->name + sizeof c->name; at++)
         if (*at) end = NULL;
-    XDI_REQUIRE(c->ctx, end, XD_ERROR_FORMAT, "%s: the name does not end in zeros", c->path);
+    XD_REQUIRE(c->ctx, end, XD_ERROR_FORMAT, "%s: the name does not end in zeros", c->path);
     d->name = c->name;
     return XD_OK;
 }
@@ -196,22 +196,22 @@ static xd_result xdi_cache_check_size(xd_teacher_cache *c) {
     const uint64_t positions = xdi_cache_get(c->file + 16, 8), documents = xdi_cache_get(c->file + 24, 8);
     const uint64_t room = c->bytes - XDI_CACHE_HEADER;
     c->form = xdi_cache_form_of(&c->info.desc);
-    XDI_REQUIRE(c->ctx,
-                positions >= 1 && documents >= 1 && documents <= positions &&
-                    positions <= room / c->form.bytes &&
-                    documents == (room - positions * c->form.bytes) / XDI_CACHE_DOCUMENT &&
-                    (room - positions * c->form.bytes) % XDI_CACHE_DOCUMENT == 0,
-                XD_ERROR_FORMAT, "%s: %llu bytes for %llu positions of %zu and %llu documents", c->path,
-                (unsigned long long)c->bytes, (unsigned long long)positions, c->form.bytes,
-                (unsigned long long)documents);
+    XD_REQUIRE(c->ctx,
+               positions >= 1 && documents >= 1 && documents <= positions &&
+                   positions <= room / c->form.bytes &&
+                   documents == (room - positions * c->form.bytes) / XDI_CACHE_DOCUMENT &&
+                   (room - positions * c->form.bytes) % XDI_CACHE_DOCUMENT == 0,
+               XD_ERROR_FORMAT, "%s: %llu bytes for %llu positions of %zu and %llu documents", c->path,
+               (unsigned long long)c->bytes, (unsigned long long)positions, c->form.bytes,
+               (unsigned long long)documents);
     c->info.positions = (int64_t)positions;
     c->info.documents = (int64_t)documents;
     c->info.bytes = (size_t)c->bytes;
     c->info.checksum = (uint32_t)xdi_cache_get(c->file + 12, 4);
     uint32_t crc = xd_crc32c(0, c->file + XDI_CACHE_HEADER, (size_t)room);
     crc = xd_crc32c(crc, c->file + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
-    XDI_REQUIRE(c->ctx, crc == c->info.checksum, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x",
-                c->path, (unsigned)crc, (unsigned)c->info.checksum);
+    XD_REQUIRE(c->ctx, crc == c->info.checksum, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x",
+               c->path, (unsigned)crc, (unsigned)c->info.checksum);
     return XD_OK;
 }
 
@@ -221,34 +221,34 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
     const int64_t id = xdi_cache_id(c, at), vocabulary = c->info.desc.vocabulary;
     const double next = xdi_cache_wide(c, at + c->form.next), tail = xdi_cache_wide(c, at + c->form.tail);
     double before = 0.0, total = exp(tail);
-    XDI_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
-                (long long)p, (long long)id, (long long)vocabulary);
-    XDI_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
-                "%s: position %lld has log-probability %g of its next token and %g of the tail", c->path,
-                (long long)p, next, tail);
+    XD_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
+               (long long)p, (long long)id, (long long)vocabulary);
+    XD_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
+               "%s: position %lld has log-probability %g of its next token and %g of the tail", c->path,
+               (long long)p, next, tail);
     for (int64_t j = 0; j < c->form.k; j++) {
         const int64_t entry = xdi_cache_entry_id(c, at, j);
         const double l = xdi_cache_entry(c, at, j);
-        XDI_REQUIRE(c->ctx, entry < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has entry %lld of %lld",
-                    c->path, (long long)p, (long long)entry, (long long)vocabulary);
-        XDI_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
-                    "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
+        XD_REQUIRE(c->ctx, entry < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has entry %lld of %lld",
+                   c->path, (long long)p, (long long)entry, (long long)vocabulary);
+        XD_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
+                   "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
         before = l;
         total += exp(l);
     }
-    XDI_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
-                "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
+    XD_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
+               "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
     return XD_OK;
 }
 
 static xd_result xdi_cache_check_span(const xd_teacher_cache *c, const xd_cached_document *document,
                                       int64_t p, xd_token_span *before) {
     const xd_token_span span = xdi_cache_span(c, xdi_cache_position(c, p));
-    XDI_REQUIRE(c->ctx,
-                span.begin >= before->begin && span.end >= before->end && span.end <= document->text_bytes,
-                XD_ERROR_FORMAT, "%s: position %lld is bytes %lld to %lld of %lld, after %lld to %lld",
-                c->path, (long long)p, (long long)span.begin, (long long)span.end,
-                (long long)document->text_bytes, (long long)before->begin, (long long)before->end);
+    XD_REQUIRE(c->ctx,
+               span.begin >= before->begin && span.end >= before->end && span.end <= document->text_bytes,
+               XD_ERROR_FORMAT, "%s: position %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+               c->path, (long long)p, (long long)span.begin, (long long)span.end,
+               (long long)document->text_bytes, (long long)before->begin, (long long)before->end);
     *before = span;
     return XD_OK;
 }
@@ -259,44 +259,44 @@ static xd_result xdi_cache_check_document(xd_teacher_cache *c, int64_t d) {
     const uint64_t end = d + 1 < c->info.documents ? xdi_cache_get(at + XDI_CACHE_DOCUMENT, 8) : positions;
     const uint64_t text = xdi_cache_get(at + 8, 8), zero = xdi_cache_get(at + 20, 4);
     xd_token_span before = { 0, 0 };
-    XDI_REQUIRE(c->ctx, first < end && end <= positions && (d > 0 || first == 0), XD_ERROR_FORMAT,
-                "%s: document %lld is positions %llu to %llu of %llu", c->path, (long long)d,
-                (unsigned long long)first, (unsigned long long)end, (unsigned long long)positions);
-    XDI_REQUIRE(c->ctx, text <= (uint64_t)(INT64_MAX - c->info.text_bytes) && zero == 0, XD_ERROR_FORMAT,
-                "%s: document %lld has %llu bytes of text and %08x at its end", c->path, (long long)d,
-                (unsigned long long)text, (unsigned)zero);
+    XD_REQUIRE(c->ctx, first < end && end <= positions && (d > 0 || first == 0), XD_ERROR_FORMAT,
+               "%s: document %lld is positions %llu to %llu of %llu", c->path, (long long)d,
+               (unsigned long long)first, (unsigned long long)end, (unsigned long long)positions);
+    XD_REQUIRE(c->ctx, text <= (uint64_t)(INT64_MAX - c->info.text_bytes) && zero == 0, XD_ERROR_FORMAT,
+               "%s: document %lld has %llu bytes of text and %08x at its end", c->path, (long long)d,
+               (unsigned long long)text, (unsigned)zero);
     const xd_cached_document document = xdi_cache_document_of(c, d);
     const int64_t last = document.first + document.count - 1;
     c->info.text_bytes += document.text_bytes;
     for (int64_t p = document.first; p <= last; p++) {
-        XDI_TRY(xdi_cache_check_entries(c, p));
-        XDI_TRY(xdi_cache_check_span(c, &document, p, &before));
+        XD_TRY(xdi_cache_check_entries(c, p));
+        XD_TRY(xdi_cache_check_span(c, &document, p, &before));
     }
     const double next = xdi_cache_wide(c, xdi_cache_position(c, last) + c->form.next);
-    XDI_REQUIRE(c->ctx, next == -INFINITY, XD_ERROR_FORMAT,
-                "%s: document %lld ends, but its last token has a next one of log-probability %g", c->path,
-                (long long)d, next);
+    XD_REQUIRE(c->ctx, next == -INFINITY, XD_ERROR_FORMAT,
+               "%s: document %lld ends, but its last token has a next one of log-probability %g", c->path,
+               (long long)d, next);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_cache_check_origin(xd_ctx *ctx, const xd_teacher_cache *cache,
                                             const xd_projection_origin *expected) {
     const xd_teacher_cache_desc *d = &cache->info.desc;
-    XDI_REQUIRE(ctx,
-                !expected || (d->teacher_hash == expected->teacher_hash &&
-                              (d->student_hash == 0 || d->student_hash == expected->student_hash)),
-                XD_ERROR_ARGUMENT,
-                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx",
-                cache->path, (unsigned long long)d->student_hash, (unsigned long long)d->teacher_hash,
-                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    XD_REQUIRE(ctx,
+               !expected || (d->teacher_hash == expected->teacher_hash &&
+                             (d->student_hash == 0 || d->student_hash == expected->student_hash)),
+               XD_ERROR_ARGUMENT,
+               "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", cache->path,
+               (unsigned long long)d->student_hash, (unsigned long long)d->teacher_hash,
+               (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
     return XD_OK;
 }
 
 static xd_result xdi_cache_check(xd_teacher_cache *c, const xd_projection_origin *expected) {
-    XDI_TRY(xdi_cache_read_header(c));
-    XDI_TRY(xdi_cache_check_size(c));
-    XDI_TRY(xdi_cache_check_origin(c->ctx, c, expected));
-    for (int64_t d = 0; d < c->info.documents; d++) XDI_TRY(xdi_cache_check_document(c, d));
+    XD_TRY(xdi_cache_read_header(c));
+    XD_TRY(xdi_cache_check_size(c));
+    XD_TRY(xdi_cache_check_origin(c->ctx, c, expected));
+    for (int64_t d = 0; d < c->info.documents; d++) XD_TRY(xdi_cache_check_document(c, d));
     return XD_OK;
 }
 
@@ -323,21 +323,20 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
     int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
-    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-                c->path, (unsigned long long)c->bytes,
-                (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;
     if (c->mapped) return xdi_cache_check(c, expected);
     c->owned = c->bytes < SIZE_MAX ? xd_allocate(c->ctx, (size_t)c->bytes) : NULL;
-    XDI_REQUIRE(c->ctx, c->owned, XD_ERROR_MEMORY, "%s: no room for %llu bytes", c->path,
-                (unsigned long long)c->bytes);
+    XD_REQUIRE(c->ctx, c->owned, XD_ERROR_MEMORY, "%s: no room for %llu bytes", c->path,
+               (unsigned long long)c->bytes);
     error = files->read(files->user, c->handle, c->owned, (size_t)c->bytes, 0);
-    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: read: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: read: %s", c->path, strerror(error));
     c->file = (const unsigned char *)c->owned;
     return xdi_cache_check(c, expected);
 }
@@ -345,14 +344,14 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                        xd_teacher_cache **out) {
     xd_teacher_cache *c = xdi_cache_new(ctx, path);
-    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
     return xdi_cache_publish(c, xdi_cache_load(c, expected), out);
 }
 
-XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                        const xd_projection_origin *expected, xd_teacher_cache **out) {
+XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                              const xd_projection_origin *expected, xd_teacher_cache **out) {
     xd_teacher_cache *c = xdi_cache_new(ctx, "teacher cache");
-    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
     c->file = (const unsigned char *)data;
     c->bytes = bytes;
     return xdi_cache_publish(c, xdi_cache_check(c, expected), out);
@@ -375,8 +374,8 @@ XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *c
 
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out) {
-    XDI_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
-                cache->path, (long long)d, (long long)cache->info.documents);
+    XD_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
+               cache->path, (long long)d, (long long)cache->info.documents);
     *out = xdi_cache_document_of(cache, d);
     return XD_OK;
 }
@@ -404,10 +403,10 @@ static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
                                        int64_t count, xd_cached_position *out) {
     const xd_teacher_cache *c = cache;
-    XDI_REQUIRE(ctx,
-                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
-                XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
-                (long long)first, (long long)c->info.positions);
+    XD_REQUIRE(ctx,
+               first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
+               XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
+               (long long)first, (long long)c->info.positions);
     int64_t d = count ? xdi_cache_find(c, first) : 0, end = 0;
     for (int64_t p = first; p < first + count; p++) {
         const unsigned char *at = xdi_cache_position(c, p);
@@ -432,8 +431,8 @@ XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities) {
     const xd_teacher_cache *c = cache;
-    XDI_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
-                "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
+    XD_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
+               "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
     const unsigned char *at = xdi_cache_position(c, position);
     const double total = xdi_cache_total(c, at);
     for (int64_t j = 0; j < c->form.k; j++) {

@@ -93,13 +93,15 @@ typedef struct xd_teacher_cache_block {
 /* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
  * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
  * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
-                                         xd_teacher_cache_writer **out);
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
+                                                const xd_teacher_cache_desc *desc,
+                                                xd_teacher_cache_writer **out);
 
 /* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
  * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
  * empty one. A cache has at least one document. */
-XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *writer, const void *text, size_t bytes);
+XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
+                                                  size_t bytes);
 
 /* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
  * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
@@ -107,16 +109,16 @@ XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *writer, cons
  * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
  * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
  * -infinity; IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *writer,
-                                         const xd_teacher_cache_block *block);
+XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
+                                                const xd_teacher_cache_block *block);
 
 /* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
  * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
  * file. */
-XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *writer);
+XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
 /* Gives up: no file, the writer is freed. Local. NULL is fine. */
-XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *writer);
+XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 
 /* ---- reading ---- */
 
@@ -159,8 +161,8 @@ XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_p
                                        xd_teacher_cache **out);
 
 /* The same over bytes in memory, which must stay as long as the object. */
-XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                        const xd_projection_origin *expected, xd_teacher_cache **out);
+XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                              const xd_projection_origin *expected, xd_teacher_cache **out);
 
 /* Closes the cache, in the context that opened it. NULL is fine. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);

@@ -50,37 +50,37 @@ static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *des
 }
 
 static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d) {
-    XDI_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
-    XDI_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
-                "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
-                (int)XD_CACHE_NAME_BYTES - 1);
+    XD_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
+    XD_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
+               "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
+               (int)XD_CACHE_NAME_BYTES - 1);
     if (!d->vocab) return XD_OK;
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
-                "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
-                (long long)size);
+    XD_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
+               "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
+               (long long)size);
     return XD_OK;
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
     if (!w->d.vocab)
-        XDI_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
     w->expected = XDI_CACHE_COMPLETE;
     if (w->tp && xd_comm_rank(w->tp) != 0) return XD_OK;
-    return xd_publish_begin(w->ctx, w->path, &w->file);
+    return xd_publish_create(w->ctx, w->path, &w->file);
 }
 
 static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                 xd_teacher_cache_writer **out) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "teacher caches are written from logits on the CPU only");
-    XDI_TRY(xdi_cache_validate(ctx, path, d));
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+               "teacher caches are written from logits on the CPU only");
+    XD_TRY(xdi_cache_validate(ctx, path, d));
     const size_t length = strlen(path) + 1;
     xd_teacher_cache_writer *w = (xd_teacher_cache_writer *)xd_allocate(ctx, sizeof *w + length);
-    XDI_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     *out = w;
     w->ctx = ctx;
     w->d = *d;
@@ -92,8 +92,9 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
     return xdi_cache_begin(w);
 }
 
-XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
-                                         xd_teacher_cache_writer **out) {
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
+                                                const xd_teacher_cache_desc *desc,
+                                                xd_teacher_cache_writer **out) {
     const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
     xd_teacher_cache_writer *w = NULL;
     xd_result result = xdi_cache_make(ctx, path, &d, &w);
@@ -101,11 +102,11 @@ XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd
     if (result == XD_OK)
         *out = w;
     else
-        xd_teacher_cache_abort(w);
+        xd_teacher_cache_writer_abort(w);
     return result;
 }
 
-XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
+XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *w) {
     if (!w) return;
     xd_publish_abort(w->file);
     xd_vocab_destroy(w->own_vocab);
@@ -116,15 +117,14 @@ XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
 /* ---- documents ---- */
 
 static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
-    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                "%s: a new document, but document %lld is not complete", w->path,
-                (long long)(w->document_count - 1));
-    XDI_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
+    XD_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+               "%s: a new document, but document %lld is not complete", w->path,
+               (long long)(w->document_count - 1));
+    XD_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
     if (w->document_count == w->document_room) {
         const int64_t room = w->document_room ? 2 * w->document_room : 16;
         xd_cached_document *more = (xd_cached_document *)xd_allocate(w->ctx, (size_t)room * sizeof *more);
-        XDI_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path,
-                    (long long)room);
+        XD_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path, (long long)room);
         if (w->document_count) memcpy(more, w->documents, (size_t)w->document_count * sizeof *more);
         xd_release(w->ctx, w->documents);
         w->documents = more;
@@ -133,8 +133,9 @@ static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
-    XDI_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
+XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *w, const void *text,
+                                                  size_t bytes) {
+    XD_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
     xd_cached_document *document = &w->documents[w->document_count++];
     memset(document, 0, sizeof *document);
     document->first = w->positions;
@@ -150,18 +151,18 @@ XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const voi
 static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
     const int64_t text = w->documents[w->document_count - 1].text_bytes;
     xd_token_span before = w->span;
-    XDI_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
+    XD_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
     for (int64_t i = 0; i < b->logits.rows; i++) {
         const xd_token_span s = b->spans[i];
-        XDI_REQUIRE(w->ctx,
-                    s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
-                    XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
-                    w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
-                    (long long)before.begin, (long long)before.end);
-        XDI_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
-                    XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
-                    w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
-                    (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
+        XD_REQUIRE(w->ctx,
+                   s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
+                   XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+                   w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
+                   (long long)before.begin, (long long)before.end);
+        XD_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
+                   XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
+                   w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
+                   (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
         before = s;
     }
     return XD_OK;
@@ -169,29 +170,28 @@ static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const x
 
 static xd_result xdi_cache_check_ids(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
     int32_t expected = w->expected;
-    XDI_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
+    XD_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
     for (int64_t i = 0; i < b->logits.rows; i++) {
-        XDI_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                    "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
-                    (long long)(w->document_count - 1));
-        XDI_REQUIRE(w->ctx,
-                    b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
-                        b->next[i] < w->d.vocabulary,
-                    XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
-                    (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
-        XDI_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
-                    "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
-                    (int)b->ids[i], (int)expected);
+        XD_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                   "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
+                   (long long)(w->document_count - 1));
+        XD_REQUIRE(w->ctx,
+                   b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
+                       b->next[i] < w->d.vocabulary,
+                   XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
+                   (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
+        XD_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
+                   "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
+                   (int)b->ids[i], (int)expected);
         expected = b->next[i];
     }
     return XD_OK;
 }
 
 static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
-    XDI_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
-    XDI_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document",
-                w->path);
-    XDI_TRY(xdi_cache_check_ids(w, b));
+    XD_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
+    XD_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document", w->path);
+    XD_TRY(xdi_cache_check_ids(w, b));
     return w->d.spans ? xdi_cache_check_spans(w, b) : XD_OK;
 }
 
@@ -239,13 +239,13 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
     for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
-    XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
-    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    if (w->d.temperature != 1.0) XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
-        XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
-                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
+        XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
+                   "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
     xdi_cache_add_tails(w, &b->logits, r);
     return w->tp && rows ? xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM) : XD_OK;
 }
@@ -290,7 +290,8 @@ static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache
     if (w->d.spans) w->span = b->spans[rows - 1];
 }
 
-XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_teacher_cache_block *block) {
+XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *w,
+                                                const xd_teacher_cache_block *block) {
     xd_arena arena = xd_arena_over(NULL, 0);
     xdi_cache_rows r;
     void *memory = NULL;
@@ -298,8 +299,8 @@ XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_te
     if (result == XD_OK && xdi_cache_layout(w, block->logits.rows, &arena, &r))
         memory = xd_allocate(w->ctx, arena.peak + 1);
     if (result == XD_OK && !memory)
-        result = XDI_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
-                          (long long)block->logits.rows);
+        result = XD_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
+                         (long long)block->logits.rows);
     result = xdi_vocab_agree(w->tp, NULL, result);
     if (result == XD_OK) {
         arena = xd_arena_over(memory, arena.peak);
@@ -342,7 +343,7 @@ static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
         xdi_cache_put(entry, (uint64_t)w->documents[i].first, 8);
         xdi_cache_put(entry + 8, (uint64_t)w->documents[i].text_bytes, 8);
         xdi_cache_put(entry + 16, w->documents[i].text_checksum, 4);
-        XDI_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
+        XD_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
         w->crc = xd_crc32c(w->crc, entry, sizeof entry);
         w->offset += sizeof entry;
     }
@@ -353,18 +354,18 @@ static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
 }
 
 static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
-    XDI_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
-    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
-                "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
+    XD_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
+    XD_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+               "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
     if (!w->file) return XD_OK;
-    XDI_TRY(xdi_cache_write_ends(w));
+    XD_TRY(xdi_cache_write_ends(w));
     const xd_result result = xd_publish_commit(w->file);
     w->file = NULL; /* freed by the commit */
     return result;
 }
 
-XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
+XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
     const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
-    xd_teacher_cache_abort(w);
+    xd_teacher_cache_writer_abort(w);
     return result;
 }

@@ -19,15 +19,15 @@ typedef struct xdi_columns {
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
                                    const xd_rows *values) {
-    XDI_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
-                "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
-    XDI_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
-    XDI_REQUIRE(ctx,
-                values->rows == logits->rows && values->cols == k &&
-                    (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
-                XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-                (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
+    XD_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
+    XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
+    XD_REQUIRE(ctx,
+               values->rows == logits->rows && values->cols == k &&
+                   (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
+               XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
+               (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
     return XD_OK;
 }
 
@@ -56,7 +56,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.ids = ids;
     a.ids_count = c->k;
     a.parts = c->picked;
-    XDI_TRY(c->kernels.softmax.pick(&launch, &a));
+    XD_TRY(c->kernels.softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
 }
@@ -67,8 +67,8 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     const uint8_t *mask = c->mask ? c->mask + b * c->held : NULL;
     int64_t *ids = c->ids + b * c->k;
     xd_rows from;
-    XDI_TRY(xd_select_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
-    XDI_TRY(xdi_columns_pick(ctx, c, &rows, ids));
+    XD_TRY(xd_vocab_topk_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
+    XD_TRY(xdi_columns_pick(ctx, c, &rows, ids));
     from.data = c->picked;
     from.dtype = XD_DTYPE_F64;
     from.rows = c->held;
@@ -76,9 +76,9 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     return xdi_route_copy(ctx, &c->kernels, &from, &to);
 }
 
-XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                    xd_rows values) {
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      xd_rows values) {
     xd_comm *tp = xd_vocab_describe(vocab).tp;
     xdi_columns c;
     xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
@@ -93,7 +93,7 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
         c.picked = (double *)xdi_call_memory(ctx, ((size_t)(c.held * k) + 1) * sizeof *c.picked);
         c.ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * k) + 1) * sizeof *c.ids);
         if (!c.picked || !c.ids)
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
     }
     result = xdi_vocab_agree(tp, comm, result);
     for (int64_t b = 0; b < sequences && result == XD_OK; b++)

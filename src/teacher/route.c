@@ -8,29 +8,29 @@
 /* ---- checks ---- */
 
 static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
-    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
-                XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
-                (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
-    XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
-                "a %s side of %d spans, but none are given", name, side->span_count);
+    XD_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
+               XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+               (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
+    XD_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
+               "a %s side of %d spans, but none are given", name, side->span_count);
     return XD_OK;
 }
 
 static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
-                (int)d->payload);
-    XDI_REQUIRE(ctx,
-                d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
-                    d->length <= INT32_MAX && d->columns <= INT32_MAX,
-                XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
-                (long long)d->samples, (long long)d->length, (long long)d->columns);
-    XDI_REQUIRE(ctx,
-                (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
-                    (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
-                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
-                xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
-    XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
-    XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
+    XD_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
+               (int)d->payload);
+    XD_REQUIRE(ctx,
+               d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
+                   d->length <= INT32_MAX && d->columns <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
+               (long long)d->samples, (long long)d->length, (long long)d->columns);
+    XD_REQUIRE(ctx,
+               (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
+                   (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
+               XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
+               xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
+    XD_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
     return xdi_route_check_side(ctx, &d->student, "student");
 }
 
@@ -53,7 +53,7 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
 /* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
  * later window needs. That can be more than was ever read, so it is told before the first window too. */
 static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
-    XDI_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
+    XD_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
     route->told = number;
     if (!xdi_route_is_late(route)) xdi_route_release_before(route, number);
     return XD_OK;
@@ -63,28 +63,28 @@ static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
 
 /* The work of the ranks that have a side. */
 static xd_result xdi_route_build(xd_route *route) {
-    XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
+    XD_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
     const xdi_route_plan *plan = &route->plan;
     const int64_t needed = xdi_route_plan_slots(plan);
-    XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
-                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
-                route->d.slots, (long long)needed);
+    XD_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
+               XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
+               route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages;
-    XDI_TRY(xdi_route_place(route));
+    XD_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);
 }
 
 static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
     const bool takes_part = route->d.teacher.sample_count > 0 || route->d.student.sample_count > 0;
-    XDI_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
+    XD_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
     const xd_result built = route->comm ? xdi_route_build(route) : XD_OK;
-    XDI_TRY(xd_agree(comm, built));
+    XD_TRY(xd_agree(comm, built));
     int sides = route->comm ? 1 : 0;
-    XDI_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
-    XDI_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
+    XD_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
+    XD_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
     return XD_OK;
 }
 
@@ -96,11 +96,11 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     const xd_route_span whole = { 0, d.length };
     xdi_route_default_side(&d, &whole, &d.teacher);
     xdi_route_default_side(&d, &whole, &d.student);
-    XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
-    XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
-    XDI_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
+    XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
+    XD_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
-    xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
+    xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
         route->ctx = ctx;
         route->kernels = xd_ctx_kernels(ctx);
@@ -192,7 +192,7 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
         const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -212,7 +212,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xd_rows from =
             xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
@@ -241,16 +241,16 @@ static xd_result xdi_route_exchange(xd_route *route) {
     const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
     int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
     memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
-    XDI_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
+    XD_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
         in[p->teacher] += p->positions * p->columns;
         if (p->brings_ids) ids_in[p->teacher] += route->d.columns;
     }
-    XDI_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
+    XD_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
     if (route->d.payload == XD_ROUTE_COLUMNS)
-        XDI_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
+        XD_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
     route->exchanged++;
     xdi_route_begins(in, ranks);
     xdi_route_begins(ids_in, ranks);
@@ -266,7 +266,7 @@ static xd_result xdi_route_catch_up(xd_route *route) {
         const uint64_t need =
             xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
         if (route->posted < need || route->posted <= begun) return XD_OK;
-        XDI_TRY(xdi_route_exchange(route));
+        XD_TRY(xdi_route_exchange(route));
     }
 }
 
@@ -275,7 +275,7 @@ static xd_result xdi_route_catch_up(xd_route *route) {
 /* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
     const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
-    XDI_TRY(xdi_route_watch(route, released, target, student));
+    XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
 
@@ -290,10 +290,10 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
         own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
     else if (route->used_by[me])
         own = xdi_route_needed_at(route, me, route->told, route->plan.still) < target;
-    XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
-                "all %d slots are full and this rank's own student side has to take first", route->d.slots);
+    XD_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
+               "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
-        if (route->used_by[s]) XDI_TRY(xdi_route_wait_reader(route, s, target));
+        if (route->used_by[s]) XD_TRY(xdi_route_wait_reader(route, s, target));
     return XD_OK;
 }
 
@@ -303,16 +303,16 @@ static int64_t xdi_route_next_samples(const xd_route *route) {
 }
 
 static xd_result xdi_route_check_teacher(const xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
-                XD_ERROR_STATE, "this rank has no teacher side");
+    XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
+               XD_ERROR_STATE, "this rank has no teacher side");
     return XD_OK;
 }
 
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
-    XDI_TRY(xdi_route_check_teacher(route));
+    XD_TRY(xdi_route_check_teacher(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
     const int me = route->plan.rank;
-    if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
+    if (!route->open) XD_TRY(xdi_route_wait_slot(route));
     route->open = true;
     rows->data = xdi_route_slot_rows(route, me, route->posted);
     rows->dtype = route->d.wire;
@@ -324,9 +324,9 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
-    XDI_TRY(xdi_route_check_teacher(route));
-    XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
-    XDI_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
+    XD_TRY(xdi_route_check_teacher(route));
+    XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    XD_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
     route->open = false;
     route->posted++;
     if (xdi_route_is_late(route)) return XD_OK;
@@ -341,34 +341,33 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
     const int64_t count = xdi_route_next_samples(route) * half->held;
     const int64_t columns = half->column_end - half->column_begin;
-    XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XDI_REQUIRE(route->ctx,
-                rows->rows == count && rows->cols == columns &&
-                    (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
-                XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
-                (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
-                (long long)columns);
-    XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
-                "chosen columns without their ids");
-    XDI_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
-                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
-                rows->data);
-    XDI_REQUIRE(route->ctx,
-                !ids || route->kernels.device == XD_DEVICE_CPU ||
-                    !route->kernels.memory.owns(route->ctx, ids),
-                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
+    XD_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XD_REQUIRE(route->ctx,
+               rows->rows == count && rows->cols == columns &&
+                   (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
+               XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
+               (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
+               (long long)columns);
+    XD_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
+               "chosen columns without their ids");
+    XD_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+               XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
+               rows->data);
+    XD_REQUIRE(route->ctx,
+               !ids || route->kernels.device == XD_DEVICE_CPU || !route->kernels.memory.owns(route->ctx, ids),
+               XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
-    XDI_TRY(xdi_route_check_teacher(route));
-    XDI_TRY(xdi_route_check_rows_sent(route, &rows, ids));
+    XD_TRY(xdi_route_check_teacher(route));
+    XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
     xd_rows slot;
     int64_t *slot_ids = NULL;
-    XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
+    XD_TRY(xd_route_slot(route, &slot, &slot_ids));
     if (!rows.stride) rows.stride = rows.cols;
-    XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
+    XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -377,7 +376,7 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
 /* ---- a student's turn ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
-    XDI_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
+    XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
@@ -389,10 +388,10 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         if (p->student != plan->rank) continue;
         const uint64_t number =
             round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
-        XDI_TRY(xdi_route_wait_piece(route, p, number));
+        XD_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
-        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
@@ -415,17 +414,17 @@ static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, 
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
-                XD_ERROR_STATE, "this rank has no student side");
-    XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
+    XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
+               XD_ERROR_STATE, "this rank has no student side");
+    XD_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
     const uint64_t due = xdi_route_due(route, route->taken);
-    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
-                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
+    XD_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
+               "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
     return XD_OK;
 }
 
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
-    XDI_TRY(xdi_route_check_take(route));
+    XD_TRY(xdi_route_check_take(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
     const uint64_t takes = (uint64_t)route->plan.takes, round = route->taken / takes;
     const int64_t step = (int64_t)(route->taken % takes);
@@ -438,7 +437,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
     window.rows.cols = window.rows.stride = half->column_end - half->column_begin;
     if (route->d.payload == XD_ROUTE_COLUMNS) window.ids = route->window_ids;
     const bool view = xdi_route_is_view(route, step);
-    XDI_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
+    XD_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
     if (view) xdi_route_look(route, step, round, &window);
     route->holds = true;
     *out = window;
@@ -446,7 +445,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
-    XDI_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
     const uint64_t takes = (uint64_t)route->plan.takes;
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;

@@ -50,7 +50,7 @@ typedef struct xd_route xd_route;
 /* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
 typedef enum xd_route_payload {
     XD_ROUTE_LOGITS = 0, /* V_t logits */
-    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_teacher_columns */
+    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
     XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
 } xd_route_payload;
 
@@ -174,9 +174,9 @@ XD_API xd_result xd_route_release(xd_route *route);
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
  * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
- * rank: those of xd_select_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                    xd_rows values);
+ * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      xd_rows values);
 
 #endif

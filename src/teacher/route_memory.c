@@ -17,8 +17,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
     if (route->kernels.device == XD_DEVICE_CPU || rows == 0) return XD_OK;
     route->rows[me] = (char *)route->kernels.memory.allocate(route->ctx, rows);
     route->own_rows = route->rows[me];
-    XDI_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
-                rows);
+    XD_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
+               rows);
     return XD_OK;
 }
 
@@ -29,15 +29,15 @@ static xd_result xdi_route_place_rings(xd_route *route) {
     void *memory = route->node ? xdi_node_memory(route->node) : NULL;
     const int large = xdi_route_lay_rings(route, NULL, &total, &on_device);
     xd_result result = large < 0 ? XD_OK
-                                 : XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
-                                            xd_comm_world_rank(route->comm, large));
+                                 : XD_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
+                                           xd_comm_world_rank(route->comm, large));
     if (result == XD_OK && own) {
         memory = route->memory = xd_allocate(ctx, total);
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
     }
     if (result == XD_OK && !route->node) result = xdi_route_place_rows(route);
-    XDI_TRY(xd_agree(route->comm, result));
-    if (!own && !memory) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    XD_TRY(xd_agree(route->comm, result));
+    if (!own && !memory) XD_TRY(xdi_threads_share(route->comm, total, &memory));
     route->bytes += total + on_device;
     route->left = (uint64_t *)memory;
     xdi_route_lay_rings(route, (char *)memory, &total, &on_device);
@@ -64,14 +64,14 @@ static xd_result xdi_route_make_links(xd_route *route) {
     const bool fits =
         xdi_size_multiply((size_t)slots + 2, (size_t)route->plan.ranks * sizeof(int64_t), &words);
     if (fits) route->links = (int64_t *)xd_allocate(route->ctx, words);
-    XDI_REQUIRE(route->ctx, route->links, XD_ERROR_MEMORY, "no room for the events of %lld slots",
-                (long long)slots);
+    XD_REQUIRE(route->ctx, route->links, XD_ERROR_MEMORY, "no room for the events of %lld slots",
+               (long long)slots);
     *xdi_route_link(route, route->plan.rank, 0) = (int64_t)(intptr_t)route->own_rows;
     for (int64_t i = 1; i <= slots + 1; i++) {
         if (!xdi_route_has_side(route, i <= slots ? XDI_ROUTE_TEACHER : XDI_ROUTE_STUDENT)) continue;
         void *event = route->kernels.memory.event_create(route->ctx);
-        XDI_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
-                    (long long)slots);
+        XD_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
+                   (long long)slots);
         *xdi_route_link(route, route->plan.rank, i) = (int64_t)(intptr_t)event;
     }
     return XD_OK;
@@ -79,9 +79,9 @@ static xd_result xdi_route_make_links(xd_route *route) {
 
 static xd_result xdi_route_trade_links(xd_route *route) {
     if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
-    XDI_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
-    XDI_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
-                                      (int64_t)route->d.slots + 2, XD_DTYPE_I64));
+    XD_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
+    XD_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
+                                     (int64_t)route->d.slots + 2, XD_DTYPE_I64));
     route->linked = true;
     for (int r = 0; r < route->plan.ranks; r++)
         route->rows[r] = (char *)(intptr_t)*xdi_route_link(route, r, 0);
@@ -239,9 +239,9 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
         route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
         room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
     }
-    return xd_agree(
-        route->comm,
-        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
+    return xd_agree(route->comm,
+                    room ? XD_OK
+                         : XD_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
 }
 
 /* ---- the whole ---- */
@@ -255,18 +255,18 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
     route->id_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->id_bytes);
     route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
     const bool room = route->rings && route->rows && route->row_bytes && route->id_bytes && route->used_by;
-    XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
-                                                  "no room for the rings of %d ranks", plan->ranks)));
+    XD_TRY(xd_agree(route->comm, room ? XD_OK
+                                      : XD_FAIL(route->ctx, XD_ERROR_MEMORY,
+                                                "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
     if (route->shared && plan->ranks > 1 && !xdi_threads_has(route->comm))
-        XDI_TRY(xdi_route_share_node(route));
-    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
-                "messages of a GPU's rows between %d ranks, which the communicator does not move",
-                plan->ranks);
-    XDI_TRY(xdi_route_place_rings(route));
-    XDI_TRY(xdi_route_trade_links(route));
+        XD_TRY(xdi_route_share_node(route));
+    XD_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+               "messages of a GPU's rows between %d ranks, which the communicator does not move",
+               plan->ranks);
+    XD_TRY(xdi_route_place_rings(route));
+    XD_TRY(xdi_route_trade_links(route));
     return xdi_route_place_buffers(route);
 }
 
@@ -322,7 +322,7 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
         cast->target_dtype = to->dtype;
         cast->source_dtype = from->dtype;
         if (r + 1 < rows && r % XDI_ROUTE_CASTS + 1 < XDI_ROUTE_CASTS) continue;
-        XDI_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
+        XD_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
     }
     return XD_OK;
 }

@@ -53,11 +53,11 @@ static void xdi_route_close_rows(xd_route *route) {
 
 /* Rows of GPUs; *all false when some rank cannot have them. */
 static xd_result xdi_route_trade_rows(xd_route *route, bool *all) {
-    XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_offer_rows(route), all));
-    if (*all) XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_open_rows(route), all));
+    XD_TRY(xdi_comm_all_can(route->comm, xdi_route_offer_rows(route), all));
+    if (*all) XD_TRY(xdi_comm_all_can(route->comm, xdi_route_open_rows(route), all));
     if (*all) return XD_OK;
     xdi_route_close_rows(route);
-    XDI_TRY(xd_barrier(route->comm)); /* now all have closed them */
+    XD_TRY(xd_barrier(route->comm)); /* now all have closed them */
     route->kernels.memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     return XD_OK;
@@ -68,10 +68,10 @@ XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
     size_t total, on_device;
     bool all = true;
     if (xdi_route_lay_rings(route, NULL, &total, &on_device) < 0) /* too large: the same on every rank */
-        XDI_TRY(xdi_node_create(route->comm, total, &route->node));
+        XD_TRY(xdi_node_create(route->comm, total, &route->node));
     if (route->node) {
         xdi_route_lay_rings(route, (char *)xdi_node_memory(route->node), &total, &on_device);
-        if (!on_cpu) XDI_TRY(xdi_route_trade_rows(route, &all));
+        if (!on_cpu) XD_TRY(xdi_route_trade_rows(route, &all));
     }
     if (!all) {
         xdi_node_destroy(route->node);

@@ -53,7 +53,7 @@ static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const i
     const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
     int64_t *at = mine;
     for (int s = 0; s < XDI_ROUTE_SIDES; s++) at = xdi_route_pack_lists(sides[s], at);
-    XDI_TRY(xd_all_gather(comm, mine, plan->words, counts, XD_DTYPE_I64));
+    XD_TRY(xd_all_gather(comm, mine, plan->words, counts, XD_DTYPE_I64));
     const int64_t *words = plan->words;
     for (int r = 0; r < plan->ranks; r++)
         for (int s = 0; s < XDI_ROUTE_SIDES; s++)
@@ -68,7 +68,7 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     int64_t head[XDI_ROUTE_HEAD_WORDS];
     xdi_route_pack_head(&d->teacher, head);
     xdi_route_pack_head(&d->student, head + XDI_ROUTE_HALF_WORDS);
-    XDI_TRY(xdi_comm_all_gather_equal(comm, head, heads, XDI_ROUTE_HEAD_WORDS, XD_DTYPE_I64));
+    XD_TRY(xdi_comm_all_gather_equal(comm, head, heads, XDI_ROUTE_HEAD_WORDS, XD_DTYPE_I64));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t *theirs = heads + r * XDI_ROUTE_HEAD_WORDS;
         counts[r] = xdi_route_half_extent(theirs) + xdi_route_half_extent(theirs + XDI_ROUTE_HALF_WORDS);
@@ -78,7 +78,7 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     int64_t *mine = (int64_t *)xd_allocate(ctx, ((size_t)counts[plan->rank] + 1) * sizeof *mine);
     xd_result result = plan->words && mine
                            ? XD_OK
-                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) result = xdi_route_gather(comm, d, heads, mine, counts, plan);
     xd_release(ctx, mine);
@@ -92,11 +92,11 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     memset(seen, 0, (size_t)d->samples);
     for (int64_t i = 0; i < half->sample_count; i++) {
         const int64_t sample = half->samples[i];
-        XDI_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
-                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
-                    (long long)d->samples);
-        XDI_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
-                    (long long)sample);
+        XD_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
+                   "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
+                   (long long)d->samples);
+        XD_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
+                   (long long)sample);
         seen[sample] = 1;
     }
     return XD_OK;
@@ -105,20 +105,20 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
 static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half,
                                       int rank, const char *side) {
     int64_t last = 0;
-    XDI_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
-                side, rank, (long long)half->micro_batch);
+    XD_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
+               side, rank, (long long)half->micro_batch);
     for (int64_t i = 0; i < half->span_count; i++) {
         const xd_route_span *s = &half->spans[i];
-        XDI_REQUIRE(ctx, s->begin >= last && s->begin <= s->end && s->end <= d->length, XD_ERROR_ARGUMENT,
-                    "%s rank %d has positions [%lld, %lld) after %lld, of %lld", side, rank,
-                    (long long)s->begin, (long long)s->end, (long long)last, (long long)d->length);
+        XD_REQUIRE(ctx, s->begin >= last && s->begin <= s->end && s->end <= d->length, XD_ERROR_ARGUMENT,
+                   "%s rank %d has positions [%lld, %lld) after %lld, of %lld", side, rank,
+                   (long long)s->begin, (long long)s->end, (long long)last, (long long)d->length);
         last = s->end;
     }
-    XDI_REQUIRE(ctx,
-                half->column_begin >= 0 && half->column_begin <= half->column_end &&
-                    half->column_end <= d->columns,
-                XD_ERROR_ARGUMENT, "%s rank %d has columns [%lld, %lld) of %lld", side, rank,
-                (long long)half->column_begin, (long long)half->column_end, (long long)d->columns);
+    XD_REQUIRE(ctx,
+               half->column_begin >= 0 && half->column_begin <= half->column_end &&
+                   half->column_end <= d->columns,
+               XD_ERROR_ARGUMENT, "%s rank %d has columns [%lld, %lld) of %lld", side, rank,
+               (long long)half->column_begin, (long long)half->column_end, (long long)d->columns);
     return XD_OK;
 }
 
@@ -132,15 +132,15 @@ static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, co
             const int rank = xd_comm_world_rank(comm, r);
             if (half->sample_count == 0) continue;
             present++;
-            XDI_TRY(xdi_route_check_half(ctx, d, half, rank, xdi_route_side_names[s]));
-            XDI_TRY(xdi_route_check_samples(ctx, d, half, rank, xdi_route_side_names[s], seen));
-            XDI_REQUIRE(ctx,
-                        d->payload != XD_ROUTE_COLUMNS || s == XDI_ROUTE_TEACHER ||
-                            half->column_end - half->column_begin == d->columns,
-                        XD_ERROR_ARGUMENT, "student rank %d wants %lld of the %lld chosen columns", rank,
-                        (long long)(half->column_end - half->column_begin), (long long)d->columns);
+            XD_TRY(xdi_route_check_half(ctx, d, half, rank, xdi_route_side_names[s]));
+            XD_TRY(xdi_route_check_samples(ctx, d, half, rank, xdi_route_side_names[s], seen));
+            XD_REQUIRE(ctx,
+                       d->payload != XD_ROUTE_COLUMNS || s == XDI_ROUTE_TEACHER ||
+                           half->column_end - half->column_begin == d->columns,
+                       XD_ERROR_ARGUMENT, "student rank %d wants %lld of the %lld chosen columns", rank,
+                       (long long)(half->column_end - half->column_begin), (long long)d->columns);
         }
-        XDI_REQUIRE(ctx, present > 0, XD_ERROR_ARGUMENT, "no rank is a %s", xdi_route_side_names[s]);
+        XD_REQUIRE(ctx, present > 0, XD_ERROR_ARGUMENT, "no rank is a %s", xdi_route_side_names[s]);
     }
     return XD_OK;
 }
@@ -246,14 +246,14 @@ static xd_result xdi_route_check_cover(xd_comm *comm, const xdi_route_plan *plan
         const xdi_route_half *shard = &teachers[plan->sources[i]];
         covered += xdi_route_common(shard, window);
         for (int j = 0; j < i; j++)
-            XDI_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
-                        "the shards of teacher ranks %d and %d overlap in part in sample %lld",
-                        xd_comm_world_rank(comm, plan->sources[j]),
-                        xd_comm_world_rank(comm, plan->sources[i]), (long long)sample);
+            XD_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
+                       "the shards of teacher ranks %d and %d overlap in part in sample %lld",
+                       xd_comm_world_rank(comm, plan->sources[j]), xd_comm_world_rank(comm, plan->sources[i]),
+                       (long long)sample);
     }
-    XDI_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
-                "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
-                (long long)covered, (long long)wanted, (long long)sample, xd_comm_world_rank(comm, student));
+    XD_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
+               "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
+               (long long)covered, (long long)wanted, (long long)sample, xd_comm_world_rank(comm, student));
     return XD_OK;
 }
 
@@ -345,7 +345,7 @@ static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int 
         const int count = xdi_route_sources(plan, student, sample, plan->sources);
         if (count != last ||
             memcmp(plan->sources, plan->last_sources, (size_t)count * sizeof *plan->sources) != 0)
-            XDI_TRY(xdi_route_check_cover(comm, plan, student, sample, count));
+            XD_TRY(xdi_route_check_cover(comm, plan, student, sample, count));
         last = count;
         memcpy(plan->last_sources, plan->sources, (size_t)count * sizeof *plan->sources);
         xdi_route_note(plan, student, at, count);
@@ -359,7 +359,7 @@ static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     plan->piece_count = 0;
     for (int64_t step = 0; step < plan->takes; step++) {
         plan->step_begin[step] = plan->piece_count;
-        for (int s = 0; s < plan->ranks; s++) XDI_TRY(xdi_route_walk_window(comm, plan, s, step));
+        for (int s = 0; s < plan->ranks; s++) XD_TRY(xdi_route_walk_window(comm, plan, s, step));
     }
     plan->step_begin[plan->takes] = plan->piece_count;
     return XD_OK;
@@ -419,9 +419,9 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     plan->first = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->still = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->step_begin = (int64_t *)xd_allocate(ctx, ((size_t)plan->takes + 1) * sizeof(int64_t));
-    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
-                XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
-                (long long)plan->takes);
+    XD_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
+               XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
+               (long long)plan->takes);
     for (size_t i = 0; i < cells; i++)
         plan->first[i] = plan->still[i] =
             plan->halves[XDI_ROUTE_TEACHER][i / ((size_t)plan->takes + 1)].batches;
@@ -431,13 +431,13 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
 /* What every rank alike, or this one alone, may fail in. */
 static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    XDI_TRY(xdi_route_allocate_tables(ctx, d, plan));
+    XD_TRY(xdi_route_allocate_tables(ctx, d, plan));
     xdi_route_index(d, plan);
-    XDI_TRY(xdi_route_walk(comm, plan));
+    XD_TRY(xdi_route_walk(comm, plan));
     plan->pieces =
         (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
-    XDI_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
-    XDI_TRY(xdi_route_walk(comm, plan));
+    XD_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
+    XD_TRY(xdi_route_walk(comm, plan));
     xdi_route_accumulate(plan);
     return XD_OK;
 }
@@ -445,7 +445,7 @@ static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route
 static xd_result xdi_route_check_all(xd_comm *comm, const xd_route_desc *d, const xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     uint8_t *seen = (uint8_t *)xd_allocate(ctx, (size_t)d->samples);
-    XDI_REQUIRE(ctx, seen, XD_ERROR_MEMORY, "no room for %lld samples", (long long)d->samples);
+    XD_REQUIRE(ctx, seen, XD_ERROR_MEMORY, "no room for %lld samples", (long long)d->samples);
     const xd_result result = xdi_route_check_table(comm, d, plan, seen);
     xd_release(ctx, seen);
     return result;
@@ -461,8 +461,7 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     plan->sources = (int *)xd_allocate(ctx, 3 * ranks * sizeof *plan->sources);
     plan->halves[0] = (xdi_route_half *)xd_allocate(ctx, 2 * ranks * sizeof *plan->halves[0]);
     const bool room = heads && counts && plan->sources && plan->halves[0];
-    xd_result result =
-        room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
+    xd_result result = room ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) {
         plan->last_sources = plan->sources + ranks;
@@ -472,7 +471,7 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     }
     xd_release(ctx, counts);
     xd_release(ctx, heads);
-    XDI_TRY(result);
+    XD_TRY(result);
     result = xdi_route_check_all(comm, d, plan);
     if (result == XD_OK) result = xdi_route_make(comm, d, plan);
     return xd_agree(comm, result);

@@ -89,12 +89,12 @@ XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *coun
                                      int rank) {
     const int world_rank = xd_comm_world_rank(route->comm, rank);
     if (route->node)
-        XDI_TRY(xdi_node_watch(route->node, counter, target, rank));
+        XD_TRY(xdi_node_watch(route->node, counter, target, rank));
     else if (rank != route->plan.rank)
-        XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
+        XD_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
-    return XDI_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
-                            world_rank);
+    return XD_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
+                           world_rank);
 }
 
 /* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */

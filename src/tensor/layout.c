@@ -16,20 +16,20 @@ struct xd_layout {
 static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     int64_t room = (int64_t)1 << 62;
     bool empty = false;
-    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
-                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
-    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
-                "a layout needs a topology with axes");
+    XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XD_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
+               "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
-                    (long long)d->shape[i]);
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
+                   (long long)d->shape[i]);
         empty = empty || d->shape[i] == 0;
     }
     for (int i = 0; i < d->ndim && !empty; i++) {
         room /= d->shape[i];
-        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
-                    "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
-                    (long long)d->shape[i]);
+        XD_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
+                   "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
+                   (long long)d->shape[i]);
     }
     return XD_OK;
 }
@@ -37,20 +37,20 @@ static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
 static xd_result xdi_layout_check_split(xd_ctx *ctx, const xd_layout_desc *d, int axis) {
     const xd_placement *p = &d->placement[axis];
     const int forms = (p->offsets != NULL) + (p->sections > 1) + p->balanced;
-    XDI_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
-                "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
-    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
-                "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
-    XDI_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
-                "axis %d has %d sections, at most %d are possible", axis, p->sections,
-                XD_LAYOUT_INTERVALS_MAX);
+    XD_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
+               "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
+    XD_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
+               "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
+    XD_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
+               "axis %d has %d sections, at most %d are possible", axis, p->sections,
+               XD_LAYOUT_INTERVALS_MAX);
     for (int i = 0; p->offsets && i < d->topology->size[axis]; i++)
-        XDI_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
-                    "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
-                    (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
+        XD_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
+                   "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
+                   (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
     for (int i = 0; p->section_sizes && i < p->sections; i++)
-        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
-                    axis, i, (long long)p->section_sizes[i]);
+        XD_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
+                   axis, i, (long long)p->section_sizes[i]);
     return XD_OK;
 }
 
@@ -59,19 +59,19 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     unsigned seen = 0;
     for (int i = 0; i < d->topology->axis_count; i++) {
         const xd_placement *p = &d->placement[i];
-        XDI_REQUIRE(ctx,
-                    d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
-                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
-                    d->order[i], d->topology->axis_count);
+        XD_REQUIRE(ctx,
+                   d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
+                   XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
+                   d->order[i], d->topology->axis_count);
         seen |= 1u << d->order[i];
-        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
-                    XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
-        if (p->kind == XD_SHARD) XDI_TRY(xdi_layout_check_split(ctx, d, i));
+        XD_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
+                   XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
+        if (p->kind == XD_SHARD) XD_TRY(xdi_layout_check_split(ctx, d, i));
         if (p->kind != XD_PARTIAL) continue;
         if (first_partial < 0) first_partial = i;
-        XDI_REQUIRE(ctx, p->op == d->placement[first_partial].op, XD_ERROR_UNSUPPORTED,
-                    "axes %d and %d are partial by different operations, %d and %d", first_partial, i,
-                    (int)d->placement[first_partial].op, (int)p->op);
+        XD_REQUIRE(ctx, p->op == d->placement[first_partial].op, XD_ERROR_UNSUPPORTED,
+                   "axes %d and %d are partial by different operations, %d and %d", first_partial, i,
+                   (int)d->placement[first_partial].op, (int)p->op);
     }
     return XD_OK;
 }
@@ -154,19 +154,19 @@ static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) 
         xd_topology_coordinate(d->topology, rank, coordinate);
         const int axis = xdi_layout_split(d, coordinate, &region, &extent);
         if (axis < 0) continue;
-        XDI_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
-                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
-                    d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
+        XD_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
+                   "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
+                   d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
         const xd_placement *p = &d->placement[axis];
         const long long given =
             p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE,
-                        "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
-                        (long long)extent, p->dim, rank,
-                        p->offsets    ? "offsets end at"
-                        : p->balanced ? "balanced pieces need a multiple of 2 x"
-                                      : "sections do not add up to that; there are",
-                        p->balanced ? (long long)d->topology->size[axis] : given);
+        return XD_FAIL(ctx, XD_ERROR_SHAPE,
+                       "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
+                       (long long)extent, p->dim, rank,
+                       p->offsets    ? "offsets end at"
+                       : p->balanced ? "balanced pieces need a multiple of 2 x"
+                                     : "sections do not add up to that; there are",
+                       p->balanced ? (long long)d->topology->size[axis] : given);
     }
     return XD_OK;
 }
@@ -206,11 +206,11 @@ static bool xdi_layout_own(xd_layout *layout) {
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out) {
     xd_layout_desc d = *desc;
     xdi_layout_defaults(&d);
-    XDI_TRY(xdi_layout_check_shape(ctx, &d));
-    XDI_TRY(xdi_layout_check(ctx, &d));
+    XD_TRY(xdi_layout_check_shape(ctx, &d));
+    XD_TRY(xdi_layout_check(ctx, &d));
     for (int i = 0; i < d.topology->axis_count; i++)
         if (d.placement[i].kind == XD_SHARD && d.placement[i].dim < 0) d.placement[i].dim += d.ndim;
-    XDI_TRY(xdi_layout_check_regions(ctx, &d));
+    XD_TRY(xdi_layout_check_regions(ctx, &d));
     xd_layout *layout = (xd_layout *)xd_allocate(ctx, sizeof *layout);
     if (layout) {
         layout->ctx = ctx;
@@ -218,7 +218,7 @@ XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_la
     }
     if (!layout || !xdi_layout_own(layout)) {
         xd_layout_destroy(layout);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
     }
     *out = layout;
     return XD_OK;

@@ -8,13 +8,13 @@
 
 /* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
  * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
-typedef struct xdi_plan_holders {
+typedef struct xdi_redistribution_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
     int *turn; /* [cells][pieces]: whose turn it is among the replicas */
-} xdi_plan_holders;
+} xdi_redistribution_holders;
 
-typedef struct xdi_plan_exchange {
+typedef struct xdi_redistribution_exchange {
     const xd_layout *from, *to;
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
     xd_reduce_op op;
@@ -28,21 +28,21 @@ typedef struct xdi_plan_exchange {
     xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
-} xdi_plan_exchange;
+} xdi_redistribution_exchange;
 
-struct xd_plan {
+struct xd_redistribution {
     xd_ctx *ctx;
-    xd_plan_desc desc;
+    xd_redistribution_desc desc;
     xd_region window;
     int64_t stride[2][XD_DIMS_MAX];
     int step_count;
-    xdi_plan_exchange step[2];
+    xdi_redistribution_exchange step[2];
     xd_layout *middle;               /* between two steps */
     void *middle_data, *send, *recv; /* in memory of the context's device, like the next */
     void *zero;                      /* eight bytes */
 };
 
-static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
+static unsigned xdi_redistribution_axes(const xd_layout *layout, xd_placement_kind kind) {
     const xd_layout_desc *d = xd_layout_settings(layout);
     unsigned mask = 0;
     for (int i = 0; i < d->topology->axis_count; i++)
@@ -51,7 +51,7 @@ static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
 }
 
 /* Row-major number of the coordinate over the axes in mask; *size is set to how many there are. */
-static int xdi_plan_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
+static int xdi_redistribution_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
     int linear = 0;
     *size = 1;
     for (int i = 0; i < t->axis_count; i++) {
@@ -62,9 +62,10 @@ static int xdi_plan_linear(const xd_topology *t, unsigned mask, const int *coord
     return linear;
 }
 
-static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi_plan_holders *h) {
+static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribution_exchange *x,
+                                              xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->from)->topology;
-    const unsigned all = (1u << t->axis_count) - 1u, copies = xdi_plan_axes(x->from, XD_REPLICATE);
+    const unsigned all = (1u << t->axis_count) - 1u, copies = xdi_redistribution_axes(x->from, XD_REPLICATE);
     memset(h, 0, sizeof *h);
     h->rank = (int *)xd_allocate(ctx, 2 * (size_t)t->rank_count * sizeof *h->rank);
     if (!h->rank) return false;
@@ -73,16 +74,16 @@ static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi
         const int rank = t->ranks ? t->ranks[i] : i;
         int coordinate[XD_MESH_AXES_MAX] = { 0 };
         xd_topology_coordinate(t, rank, coordinate);
-        const int cell = xdi_plan_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
-        const int piece = xdi_plan_linear(t, x->reduced, coordinate, &h->pieces);
-        const int replica = xdi_plan_linear(t, copies, coordinate, &h->replicas);
+        const int cell = xdi_redistribution_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
+        const int piece = xdi_redistribution_linear(t, x->reduced, coordinate, &h->pieces);
+        const int replica = xdi_redistribution_linear(t, copies, coordinate, &h->replicas);
         h->rank[(cell * h->pieces + piece) * h->replicas + replica] = rank;
     }
     return true;
 }
 
 /* The rank among the replicas of one piece that gives it to `taker`: itself, else they take turns. */
-static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
+static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int piece, int taker) {
     const int slot = cell * h->pieces + piece;
     const int *ranks = h->rank + slot * h->replicas;
     for (int i = 0; i < h->replicas; i++)
@@ -91,8 +92,8 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 }
 
 /* What a rank is to have of the destination. False when that is nothing that moves. */
-static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
-                            bool *zero) {
+static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                      int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
     *zero = false;
@@ -102,38 +103,41 @@ static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int
         xd_region_intersect(&whole, &plan->window, wanted);
     }
     xd_topology_coordinate(t, rank, coordinate);
-    *zero = xdi_plan_linear(t, x->added, coordinate, &ignored) != 0;
+    *zero = xdi_redistribution_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
 }
 
 /* On axes that stay partial a rank takes only from its own coordinate. */
-static bool xdi_plan_same_partial(const xdi_plan_exchange *x, int a, int b) {
+static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x, int a, int b) {
     const xd_topology *t = xd_layout_settings(x->from)->topology;
     int ca[XD_MESH_AXES_MAX], cb[XD_MESH_AXES_MAX], ignored;
     if (!x->kept) return true;
     xd_topology_coordinate(t, a, ca);
     xd_topology_coordinate(t, b, cb);
-    return xdi_plan_linear(t, x->kept, ca, &ignored) == xdi_plan_linear(t, x->kept, cb, &ignored);
+    return xdi_redistribution_linear(t, x->kept, ca, &ignored) ==
+           xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
 /* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
  * turns. */
-static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_holders *h) {
+static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                      xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     const int me = plan->desc.rank;
     for (int i = 0; i < t->rank_count; i++) {
         const int taker = t->ranks ? t->ranks[i] : i;
         xd_region wanted, held, common;
         bool zero;
-        if (!xdi_plan_wanted(plan, x, taker, &wanted, &zero)) continue;
+        if (!xdi_redistribution_wanted(plan, x, taker, &wanted, &zero)) continue;
         for (int cell = 0; cell < h->cells; cell++) {
             const int first = h->rank[cell * h->pieces * h->replicas];
             xd_layout_region(x->from, first, &held);
-            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common))
+            if (!xdi_redistribution_same_partial(x, first, taker) ||
+                !xd_region_intersect(&held, &wanted, &common))
                 continue;
             const int64_t count = xd_region_numel(&common);
             for (int piece = 0; piece < h->pieces; piece++) {
-                const int giver = xdi_plan_giver(h, cell, piece, taker);
+                const int giver = xdi_redistribution_giver(h, cell, piece, taker);
                 if (taker == me) x->source[cell * h->pieces + piece] = giver;
                 if (giver == taker) {
                     if (taker == me) x->kept_count += count;
@@ -148,12 +152,12 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
 }
 
 /* The dense common part of what I hold and what `peer` wants, or the other way round. */
-static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending,
-                             xd_region *message) {
+static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                       int peer, bool sending, xd_region *message) {
     xd_region other;
     bool zero;
     if (sending) {
-        xdi_plan_wanted(plan, x, peer, &other, &zero);
+        xdi_redistribution_wanted(plan, x, peer, &other, &zero);
         return xd_region_intersect(&x->src, &other, message);
     }
     xd_layout_region(x->from, peer, &other);
@@ -162,9 +166,9 @@ static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, in
 
 /* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
  * is a staging buffer: 1 the destination, -1 the source, 0 none. */
-static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity, const xd_region *src,
-                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride,
-                            int side, int64_t dense_offset) {
+static void xdi_redistribution_append(xdi_redistribution_exchange *x, int64_t *end, int64_t capacity,
+                                      const xd_region *src, const int64_t *src_stride, const xd_region *dst,
+                                      const int64_t *dst_stride, int side, int64_t dense_offset) {
     const int64_t begin = *end;
     xd_copy *copies = x->copies ? x->copies + begin : NULL;
     *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
@@ -175,33 +179,35 @@ static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
-static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
-                          const int64_t *to_stride) {
+static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                    const int64_t *from_stride, const int64_t *to_stride) {
     const int64_t capacity = x->copy_end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
-        if (x->send_counts[r] && xdi_plan_message(plan, x, r, true, &message))
-            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
-                            x->send_displacements[r]);
+        if (x->send_counts[r] && xdi_redistribution_message(plan, x, r, true, &message))
+            xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                                      x->send_displacements[r]);
     x->pack_end = end;
     if (x->kept_count && x->pieces == 1)
-        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
-    if (x->kept_count && x->pieces > 1 && xdi_plan_message(plan, x, plan->desc.rank, false, &message))
-        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
+        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+    if (x->kept_count && x->pieces > 1 &&
+        xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
+        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
     /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
-        if (!xdi_plan_message(plan, x, giver, false, &message)) continue;
+        if (!xdi_redistribution_message(plan, x, giver, false, &message)) continue;
         const int64_t at = giver == plan->desc.rank ? x->recv_count : x->recv_displacements[giver];
-        xdi_plan_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
+        xdi_redistribution_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
     }
     x->copy_end = end;
 }
 
-static bool xdi_plan_allocate(const xd_plan *plan, xdi_plan_exchange *x, const xdi_plan_holders *h) {
+static bool xdi_redistribution_allocate(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                        const xdi_redistribution_holders *h) {
     const size_t ranks = (size_t)plan->desc.ranks, slots = (size_t)h->cells * (size_t)h->pieces;
     x->cells = h->cells;
     x->pieces = h->pieces;
@@ -217,14 +223,14 @@ static bool xdi_plan_allocate(const xd_plan *plan, xdi_plan_exchange *x, const x
 }
 
 /* Fills one exchange whose layouts and axes are set. False without memory. */
-static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
-                           const int64_t *to_stride) {
-    xdi_plan_holders holders;
-    if (!xdi_plan_holders_create(plan->ctx, x, &holders)) return false;
+static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+                                     const int64_t *from_stride, const int64_t *to_stride) {
+    xdi_redistribution_holders holders;
+    if (!xdi_redistribution_holders_create(plan->ctx, x, &holders)) return false;
     xd_layout_region(x->from, plan->desc.rank, &x->src);
-    xdi_plan_wanted(plan, x, plan->desc.rank, &x->dst, &x->zero);
-    const bool room = xdi_plan_allocate(plan, x, &holders);
-    if (room) xdi_plan_assign(plan, x, &holders);
+    xdi_redistribution_wanted(plan, x, plan->desc.rank, &x->dst, &x->zero);
+    const bool room = xdi_redistribution_allocate(plan, x, &holders);
+    if (room) xdi_redistribution_assign(plan, x, &holders);
     xd_release(plan->ctx, holders.rank);
     if (!room) return false;
     for (int r = 0; r < plan->desc.ranks; r++) {
@@ -233,32 +239,32 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
         x->send_count += x->send_counts[r];
         x->recv_count += x->recv_counts[r];
     }
-    xdi_plan_list(plan, x, from_stride, to_stride);
+    xdi_redistribution_list(plan, x, from_stride, to_stride);
     if (x->copy_end) x->copies = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copy_end * sizeof *x->copies);
     if (x->copy_end && !x->copies) return false;
-    if (x->copies) xdi_plan_list(plan, x, from_stride, to_stride);
+    if (x->copies) xdi_redistribution_list(plan, x, from_stride, to_stride);
     return true;
 }
 
 /* How each mesh axis of the two layouts fits together, and which axes are reduced. */
-static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
-                                xdi_plan_exchange *x) {
+static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
+                                          xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
     const bool same = xd_topology_equal(f->topology, t->topology);
-    const unsigned partial = xdi_plan_axes(from, XD_PARTIAL);
+    const unsigned partial = xdi_redistribution_axes(from, XD_PARTIAL);
     memset(x, 0, sizeof *x);
     x->from = from;
     x->to = to;
     for (int i = 0; i < t->topology->axis_count; i++) {
         if (t->placement[i].kind != XD_PARTIAL) continue;
-        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
-                    "axis %d of the destination is partial, but the source is on another mesh", i);
-        XDI_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
-                    "axis %d: a shard cannot become partial; replicate it first", i);
-        XDI_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
-                    XD_ERROR_UNSUPPORTED,
-                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
-                    (int)f->placement[i].op, (int)t->placement[i].op);
+        XD_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
+                   "axis %d of the destination is partial, but the source is on another mesh", i);
+        XD_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
+                   "axis %d: a shard cannot become partial; replicate it first", i);
+        XD_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
+                   XD_ERROR_UNSUPPORTED,
+                   "axis %d: partial by operation %d cannot become partial by operation %d", i,
+                   (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
         /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
         if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
@@ -269,43 +275,45 @@ static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_lay
     return XD_OK;
 }
 
-static xd_result xdi_plan_validate(xd_ctx *ctx, const xd_plan_desc *d, xdi_plan_exchange *x) {
+static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistribution_desc *d,
+                                             xdi_redistribution_exchange *x) {
     const xd_layout_desc *side[2];
-    XDI_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
-    XDI_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
-    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
-                d->ranks);
+    XD_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
+    XD_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
+               d->ranks);
     side[0] = xd_layout_settings(d->from);
     side[1] = xd_layout_settings(d->to);
-    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
-                "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
+    XD_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
+               "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
     for (int i = 0; i < side[0]->ndim; i++)
-        XDI_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
-                    "dimension %d: the source has extent %lld, the destination %lld", i,
-                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
+        XD_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
+                   "dimension %d: the source has extent %lld, the destination %lld", i,
+                   (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
-            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
-                        "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
-                        d->ranks);
+            XD_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
+                       "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
+                       d->ranks);
         }
-    XDI_TRY(xdi_plan_match(ctx, d->from, d->to, x));
+    XD_TRY(xdi_redistribution_match(ctx, d->from, d->to, x));
     if (!x->reduced) return XD_OK;
-    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
-                "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
-    XDI_REQUIRE(ctx,
-                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT ||
-                    !xd_dtype_is_floating(d->dtype) || x->op == XD_MAX || x->op == XD_MIN,
-                XD_ERROR_UNSUPPORTED,
-                "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
-                xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
+               "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
+    XD_REQUIRE(ctx,
+               xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !xd_dtype_is_floating(d->dtype) ||
+                   x->op == XD_MAX || x->op == XD_MIN,
+               XD_ERROR_UNSUPPORTED,
+               "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
+               xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
 /* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
  * all other splits. */
-static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_layout **middle) {
+static xd_result xdi_redistribution_middle(xd_ctx *ctx, const xdi_redistribution_exchange *x,
+                                           xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
     const int axes = d.topology->axis_count;
     int64_t extent[XD_DIMS_MAX];
@@ -328,7 +336,7 @@ static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_lay
     return xd_layout_create(ctx, &d, middle);
 }
 
-static void xdi_plan_exchange_release(xd_ctx *ctx, xdi_plan_exchange *x) {
+static void xdi_redistribution_exchange_release(xd_ctx *ctx, xdi_redistribution_exchange *x) {
     xd_release(ctx, x->send_counts);
     xd_release(ctx, x->source);
     xd_release(ctx, x->pointers);
@@ -339,9 +347,9 @@ static void xdi_plan_exchange_release(xd_ctx *ctx, xdi_plan_exchange *x) {
     x->copies = NULL;
 }
 
-XD_API void xd_plan_destroy(xd_plan *plan) {
+XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     if (!plan) return;
-    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(plan->ctx, &plan->step[i]);
+    for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
     const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
     memory.release(plan->ctx, plan->middle_data);
@@ -353,35 +361,36 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
 
 /* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
  * built. */
-static xd_result xdi_plan_try_two_steps(xd_plan *plan) {
-    xd_plan two = *plan;
-    xdi_plan_exchange *x = two.step;
+static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
+    xd_redistribution two = *plan;
+    xdi_redistribution_exchange *x = two.step;
     xd_ctx *ctx = plan->ctx;
     if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0)
         return XD_OK;
-    XDI_TRY(xdi_plan_middle(ctx, &plan->step[0], &two.middle));
-    xd_result result = xdi_plan_match(ctx, plan->desc.from, two.middle, &x[0]);
-    if (result == XD_OK) result = xdi_plan_match(ctx, two.middle, plan->desc.to, &x[1]);
-    const bool room = result == XD_OK && xdi_plan_build(&two, &x[0], plan->desc.from_stride, NULL) &&
-                      xdi_plan_build(&two, &x[1], NULL, plan->desc.to_stride);
+    XD_TRY(xdi_redistribution_middle(ctx, &plan->step[0], &two.middle));
+    xd_result result = xdi_redistribution_match(ctx, plan->desc.from, two.middle, &x[0]);
+    if (result == XD_OK) result = xdi_redistribution_match(ctx, two.middle, plan->desc.to, &x[1]);
+    const bool room = result == XD_OK &&
+                      xdi_redistribution_build(&two, &x[0], plan->desc.from_stride, NULL) &&
+                      xdi_redistribution_build(&two, &x[1], NULL, plan->desc.to_stride);
     if (room && x[0].total_count + x[1].total_count < plan->step[0].total_count) {
-        xdi_plan_exchange_release(ctx, &plan->step[0]);
+        xdi_redistribution_exchange_release(ctx, &plan->step[0]);
         two.step_count = 2;
         *plan = two;
         return XD_OK;
     }
-    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(ctx, &x[i]);
+    for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(ctx, &x[i]);
     xd_layout_destroy(two.middle);
-    XDI_TRY(result);
-    XDI_REQUIRE(ctx, room, XD_ERROR_MEMORY, "no room for a plan over %d ranks", plan->desc.ranks);
+    XD_TRY(result);
+    XD_REQUIRE(ctx, room, XD_ERROR_MEMORY, "no room for a plan over %d ranks", plan->desc.ranks);
     return XD_OK;
 }
 
-static bool xdi_plan_take_buffers(xd_plan *plan) {
+static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     int64_t send = 0, recv = 0;
     for (int i = 0; i < plan->step_count; i++) {
-        const xd_plan_step s = xd_plan_get_step(plan, i);
+        const xd_redistribution_step s = xd_redistribution_step_at(plan, i);
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
@@ -397,11 +406,12 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
-XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out) {
-    xdi_plan_exchange x;
-    XDI_TRY(xdi_plan_validate(ctx, desc, &x));
-    xd_plan *plan = (xd_plan *)xd_allocate(ctx, sizeof *plan);
-    XDI_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
+                                          xd_redistribution **out) {
+    xdi_redistribution_exchange x;
+    XD_TRY(xdi_redistribution_validate(ctx, desc, &x));
+    xd_redistribution *plan = (xd_redistribution *)xd_allocate(ctx, sizeof *plan);
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     plan->ctx = ctx;
     plan->desc = *desc;
     plan->step_count = 1;
@@ -415,26 +425,26 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
         plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
     if (desc->to_stride) plan->desc.to_stride = (int64_t *)memcpy(plan->stride[1], desc->to_stride, strides);
     xd_result result = XD_OK;
-    bool room = xdi_plan_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
-    if (room) result = xdi_plan_try_two_steps(plan);
-    room = room && result == XD_OK && xdi_plan_take_buffers(plan);
+    bool room = xdi_redistribution_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
+    if (room) result = xdi_redistribution_try_two_steps(plan);
+    room = room && result == XD_OK && xdi_redistribution_take_buffers(plan);
     if (!room) {
-        xd_plan_destroy(plan);
+        xd_redistribution_destroy(plan);
         return result != XD_OK
                    ? result
-                   : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+                   : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     }
     *out = plan;
     return XD_OK;
 }
 
-XD_API int xd_plan_step_count(const xd_plan *plan) {
+XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
     return plan->step_count;
 }
 
-XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step) {
-    const xdi_plan_exchange *x = &plan->step[step];
-    xd_plan_step s;
+XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
+    xd_redistribution_step s;
     s.send_counts = x->send_counts;
     s.send_displacements = x->send_displacements;
     s.recv_counts = x->recv_counts;
@@ -448,18 +458,18 @@ XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step) {
     return s;
 }
 
-XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan) {
+XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan) {
     int64_t count = 0;
     for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
     return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
 }
 
-XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape) {
+XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape) {
     xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
-XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine) {
-    XDI_TRY(xd_agree(world, mine));
+XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+    XD_TRY(xd_agree(world, mine));
     uint64_t hash = xd_layout_hash(plan->desc.from);
     const uint64_t to = xd_layout_hash(plan->desc.to);
     const int facts[2] = { (int)plan->desc.dtype, plan->desc.ranks };
@@ -471,21 +481,23 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
 }
 
 /* Copies [begin, end) of an exchange, by the context's kernels. */
-static xd_result xdi_plan_copy(const xd_plan *plan, const xdi_plan_exchange *x, int64_t begin, int64_t end,
-                               const void *src, void *dst) {
+static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+                                         int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
     return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
                                             xd_dtype_size(plan->desc.dtype));
 }
 
-XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
-    const xdi_plan_exchange *x = &plan->step[step];
-    return xdi_plan_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
+XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
+                                        void *send) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
+    return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Combines the pieces of every cell into the first of them. */
-static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x, void *recv) {
+static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
+                                           const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     for (int cell = 0; cell < x->cells; cell++) {
         const int *source = x->source + cell * x->pieces;
@@ -497,15 +509,15 @@ static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x
             count = own ? x->kept_count : x->recv_counts[source[piece]];
             x->pointers[piece] = (char *)recv + (size_t)at * size;
         }
-        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces,
-                                 count, plan->desc.dtype, x->op));
+        XD_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces, count,
+                                plan->desc.dtype, x->op));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
-                                void *destination) {
-    const xdi_plan_exchange *x = &plan->step[step];
+XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
+                                          void *recv, void *destination) {
+    const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
     void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
@@ -517,14 +529,15 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
         return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    XDI_TRY(xdi_plan_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
-    if (x->pieces > 1) XDI_TRY(xdi_plan_reduce(plan, x, recv));
-    return xdi_plan_copy(plan, x, x->local_end, x->copy_end, recv, dst);
+    XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
+    if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));
+    return xdi_redistribution_copy(plan, x, x->local_end, x->copy_end, recv, dst);
 }
 
-XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination) {
+XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
+                                           void *destination) {
     for (int i = 0; i < plan->step_count; i++) {
-        const xdi_plan_exchange *x = &plan->step[i];
+        const xdi_redistribution_exchange *x = &plan->step[i];
         xd_collective c;
         memset(&c, 0, sizeof c);
         c.kind = XD_COLLECTIVE_ALL_TO_ALL;
@@ -535,46 +548,46 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
         c.recv_counts = x->recv_counts;
         c.recv_displacements = x->recv_displacements;
         c.dtype = plan->desc.dtype;
-        XDI_TRY(xd_plan_pack(plan, i, source, plan->send));
-        if (x->total_count) XDI_TRY(xd_collective_run(world, &c));
-        XDI_TRY(xd_plan_unpack(plan, i, source, plan->recv, destination));
+        XD_TRY(xd_redistribution_pack(plan, i, source, plan->send));
+        if (x->total_count) XD_TRY(xd_collective_run(world, &c));
+        XD_TRY(xd_redistribution_unpack(plan, i, source, plan->recv, destination));
     }
     return XD_OK;
 }
 
-static xd_result xdi_plan_run(xd_comm *world, const xd_plan_desc *desc, xd_result mine, const void *source,
-                              void *destination) {
-    xd_plan *plan = NULL;
-    if (mine == XD_OK) mine = xd_plan_create(xd_comm_ctx(world), desc, &plan);
-    mine = xd_plan_agree(plan, world, mine);
-    if (mine == XD_OK) mine = xd_plan_execute(plan, world, source, destination);
-    xd_plan_destroy(plan);
+static xd_result xdi_redistribution_run(xd_comm *world, const xd_redistribution_desc *desc, xd_result mine,
+                                        const void *source, void *destination) {
+    xd_redistribution *plan = NULL;
+    if (mine == XD_OK) mine = xd_redistribution_create(xd_comm_ctx(world), desc, &plan);
+    mine = xd_redistribution_agree(plan, world, mine);
+    if (mine == XD_OK) mine = xd_redistribution_execute(plan, world, source, destination);
+    xd_redistribution_destroy(plan);
     return mine;
 }
 
 /* A view must have the extents that its layout gives this rank, and memory unless they are empty. */
 static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const char *which) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    XDI_REQUIRE(ctx, tensor->layout, XD_ERROR_ARGUMENT, "the %s has no layout", which);
+    XD_REQUIRE(ctx, tensor->layout, XD_ERROR_ARGUMENT, "the %s has no layout", which);
     const int rank = xd_comm_rank(world);
     xd_region region;
     const bool member = xd_layout_region(tensor->layout, rank, &region);
-    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
-                which, tensor->ndim, region.ndim);
+    XD_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
+               which, tensor->ndim, region.ndim);
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
-        XDI_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
-                    "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
-                    (long long)tensor->shape[i], rank, (long long)extent);
+        XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
+                   "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
+                   (long long)tensor->shape[i], rank, (long long)extent);
     }
-    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
-                "the %s has no data", which);
+    XD_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
+               "the %s has no data", which);
     return XD_OK;
 }
 
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    xd_plan_desc d;
+    xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = from->layout;
     d.to = to->layout;
@@ -586,15 +599,15 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
     xd_result result = xdi_tensor_check(world, from, "source");
     if (result == XD_OK) result = xdi_tensor_check(world, to, "destination");
     if (result == XD_OK && from->dtype != to->dtype)
-        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
-                          xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
-    return xdi_plan_run(world, &d, result, from->data, to->data);
+        result = XD_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
+                         xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
+    return xdi_redistribution_run(world, &d, result, from->data, to->data);
 }
 
 /* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
 static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to,
                                  const xd_region *window, xd_result result, void *out) {
-    xd_plan_desc d;
+    xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = tensor->layout;
     d.to = to;
@@ -603,7 +616,7 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
     d.rank = xd_comm_rank(world);
     d.window = window;
     d.from_stride = tensor->stride;
-    result = xdi_plan_run(world, &d, result, tensor->data, out);
+    result = xdi_redistribution_run(world, &d, result, tensor->data, out);
     xd_layout_destroy(to);
     return result;
 }
@@ -619,11 +632,11 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const i
                                    const int64_t *end, xd_region *window) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
     *window = xd_region_whole(d->ndim, d->shape);
-    XDI_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
+    XD_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
     for (int i = 0; begin && i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
-                    (long long)end[i], i, (long long)d->shape[i]);
+        XD_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
+                   "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
+                   (long long)end[i], i, (long long)d->shape[i]);
         window->count[i] = begin[i] < end[i];
         window->interval[i][0].begin = begin[i];
         window->interval[i][0].end = end[i];

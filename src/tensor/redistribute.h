@@ -12,28 +12,29 @@
  * gather. */
 
 /* What to build a plan from. Read during the call only. */
-typedef struct xd_plan_desc {
+typedef struct xd_redistribution_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
     int ranks;               /* of the world */
     int rank;                /* whose part of the plan this is */
     const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
-} xd_plan_desc;
+} xd_redistribution_desc;
 
 /* A redistribution worked out for one rank: immutable, reusable. */
-typedef struct xd_plan xd_plan;
+typedef struct xd_redistribution xd_redistribution;
 
 /* Local and pure: every rank's plan can be made anywhere.
  * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
  * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
-XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out);
-XD_API void xd_plan_destroy(xd_plan *plan);
+XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
+                                          xd_redistribution **out);
+XD_API void xd_redistribution_destroy(xd_redistribution *plan);
 
 /* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
  * gaps. */
-typedef struct xd_plan_step {
+typedef struct xd_redistribution_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
@@ -41,35 +42,37 @@ typedef struct xd_plan_step {
     int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
     int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
     bool reduces;          /* partial pieces are combined on arrival */
-} xd_plan_step;
+} xd_redistribution_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
-XD_API int xd_plan_step_count(const xd_plan *plan);
+XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
 /* Step `index` of the plan. Local. */
-XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step);
+XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
-XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan);
+XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan);
 
 /* Extents of the destination on this rank: those of `to`, or of its part of the window. */
-XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
+XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape);
 
-/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then
+/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_redistribution_create gave (plan is then
  * NULL). Collective. Errors: PEER, MISMATCH. */
-XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
+XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
 
 /* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
  * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
-XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
+XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
+                                           void *destination);
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
-XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
-                                void *destination);
+XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
+                                        void *send);
+XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
+                                          void *recv, void *destination);
 
 /* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
  * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;

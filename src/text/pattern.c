@@ -83,8 +83,8 @@ typedef struct xdi_pattern_parser {
 /* ---- parsing ---- */
 
 static xd_result xdi_pattern_refuse(const xdi_pattern_parser *p, size_t at, const char *what) {
-    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "pattern: %s at byte %llu of %llu", what, (unsigned long long)at,
-                    (unsigned long long)p->bytes);
+    return XD_FAIL(p->ctx, XD_ERROR_FORMAT, "pattern: %s at byte %llu of %llu", what, (unsigned long long)at,
+                   (unsigned long long)p->bytes);
 }
 
 static bool xdi_pattern_take(xdi_pattern_parser *p, const char *word) {
@@ -213,7 +213,7 @@ static xd_result xdi_pattern_parse_class(xdi_pattern_parser *p, uint32_t *node) 
         if (p->text[at] == '[') return xdi_pattern_refuse(p, at, "a class inside a class");
         if (p->text[at] == '&' && at + 1 < p->bytes && p->text[at + 1] == '&')
             return xdi_pattern_refuse(p, at, "an intersection of classes");
-        XDI_TRY(xdi_pattern_parse_item(p, &categories, &low));
+        XD_TRY(xdi_pattern_parse_item(p, &categories, &low));
         set->categories |= categories;
         if (categories) continue;
         const bool range = p->at + 1 < p->bytes && p->text[p->at] == '-' && p->text[p->at + 1] != ']';
@@ -222,7 +222,7 @@ static xd_result xdi_pattern_parse_class(xdi_pattern_parser *p, uint32_t *node) 
             continue;
         }
         p->at++;
-        XDI_TRY(xdi_pattern_parse_item(p, &more, &high));
+        XD_TRY(xdi_pattern_parse_item(p, &more, &high));
         if (more || high < low) return xdi_pattern_refuse(p, at, "a range that runs backwards");
         if (p->fold && high >= 128) return xdi_pattern_refuse(p, at, "a range beyond ASCII inside (?i:");
         if (!p->fold) xdi_pattern_add_range(p->pattern, set, low, high);
@@ -245,7 +245,7 @@ static xd_result xdi_pattern_parse_group(xdi_pattern_parser *p, uint32_t *node) 
         return xdi_pattern_refuse(p, begin, "a kind of group that is not supported");
     if (++p->depth > XDI_PATTERN_DEPTH) return xdi_pattern_refuse(p, begin, "groups nested too deeply");
     p->fold = fold || fold_here;
-    XDI_TRY(xdi_pattern_parse_choice(p, node));
+    XD_TRY(xdi_pattern_parse_choice(p, node));
     if (!xdi_pattern_take(p, ")")) return xdi_pattern_refuse(p, begin, "a group without end");
     p->fold = fold;
     p->depth--;
@@ -267,7 +267,7 @@ static xd_result xdi_pattern_parse_atom(xdi_pattern_parser *p, uint32_t *node) {
     if (strchr("^.*+?{", p->text[p->at]) && p->text[p->at])
         return xdi_pattern_refuse(p, p->at, "an operator that is not supported here");
     uint32_t categories, point;
-    XDI_TRY(xdi_pattern_parse_item(p, &categories, &point));
+    XD_TRY(xdi_pattern_parse_item(p, &categories, &point));
     xdi_pattern_set *set = xdi_pattern_new_set(p->pattern);
     set->categories = categories;
     if (!categories) xdi_pattern_add_point(p, set, point);
@@ -325,9 +325,9 @@ static xd_result xdi_pattern_parse_repeat(xdi_pattern_parser *p, uint32_t *node)
     const size_t begin = p->at;
     uint32_t min, max;
     bool found;
-    XDI_TRY(xdi_pattern_parse_atom(p, node));
+    XD_TRY(xdi_pattern_parse_atom(p, node));
     const size_t operator_at = p->at;
-    XDI_TRY(xdi_pattern_parse_bounds(p, &min, &max, &found));
+    XD_TRY(xdi_pattern_parse_bounds(p, &min, &max, &found));
     if (!found) return XD_OK;
     const bool possessive = xdi_pattern_take(p, "+");
     if (p->at < p->bytes && strchr("?*+{", p->text[p->at]) && p->text[p->at])
@@ -348,7 +348,7 @@ static xd_result xdi_pattern_parse_sequence(xdi_pattern_parser *p, uint32_t *nod
     *node = xdi_pattern_node_new(p, XDI_PATTERN_SEQUENCE);
     uint32_t last = XDI_PATTERN_NONE, child;
     while (p->at < p->bytes && p->text[p->at] != '|' && p->text[p->at] != ')') {
-        XDI_TRY(xdi_pattern_parse_repeat(p, &child));
+        XD_TRY(xdi_pattern_parse_repeat(p, &child));
         if (last == XDI_PATTERN_NONE)
             p->nodes[*node].child = child;
         else
@@ -361,10 +361,10 @@ static xd_result xdi_pattern_parse_sequence(xdi_pattern_parser *p, uint32_t *nod
 static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node) {
     *node = xdi_pattern_node_new(p, XDI_PATTERN_CHOICE);
     uint32_t last, child;
-    XDI_TRY(xdi_pattern_parse_sequence(p, &last));
+    XD_TRY(xdi_pattern_parse_sequence(p, &last));
     p->nodes[*node].child = last;
     while (xdi_pattern_take(p, "|")) {
-        XDI_TRY(xdi_pattern_parse_sequence(p, &child));
+        XD_TRY(xdi_pattern_parse_sequence(p, &child));
         p->nodes[last].next = child;
         last = child;
     }
@@ -376,11 +376,11 @@ static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node)
 static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t *index) {
     xdi_pattern *pattern = p->pattern;
     if (pattern->op_count == pattern->op_capacity) {
-        XDI_REQUIRE(p->ctx, pattern->op_capacity < XDI_PATTERN_OPS, XD_ERROR_FORMAT,
-                    "pattern: more than %d operations", (int)XDI_PATTERN_OPS);
+        XD_REQUIRE(p->ctx, pattern->op_capacity < XDI_PATTERN_OPS, XD_ERROR_FORMAT,
+                   "pattern: more than %d operations", (int)XDI_PATTERN_OPS);
         const uint32_t capacity = pattern->op_capacity ? 2 * pattern->op_capacity : 64;
         xdi_pattern_op *ops = (xdi_pattern_op *)xd_allocate(p->ctx, capacity * sizeof *ops);
-        XDI_REQUIRE(p->ctx, ops, XD_ERROR_MEMORY, "pattern: no room for %u operations", (unsigned)capacity);
+        XD_REQUIRE(p->ctx, ops, XD_ERROR_MEMORY, "pattern: no room for %u operations", (unsigned)capacity);
         if (pattern->ops) memcpy(ops, pattern->ops, pattern->op_count * sizeof *ops);
         xd_release(p->ctx, pattern->ops);
         pattern->ops = ops;
@@ -397,9 +397,9 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
 /* What stands between an operation that matches on its own and its target. */
 static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
     uint32_t head, done;
-    XDI_TRY(xdi_pattern_emit(p, kind, &head));
-    XDI_TRY(xdi_pattern_emit_node(p, child));
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    XD_TRY(xdi_pattern_emit(p, kind, &head));
+    XD_TRY(xdi_pattern_emit_node(p, child));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     p->pattern->ops[head].target = p->pattern->op_count;
     return XD_OK;
 }
@@ -407,14 +407,14 @@ static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind 
 static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
     uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
     for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
-        XDI_TRY(xdi_pattern_emit_node(p, child));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit_node(p, child));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
         p->pattern->ops[jump].target = chain;
         chain = jump;
         p->pattern->ops[split].target = p->pattern->op_count;
     }
-    XDI_TRY(xdi_pattern_emit_node(p, child));
+    XD_TRY(xdi_pattern_emit_node(p, child));
     while (chain != XDI_PATTERN_NONE) {
         const uint32_t before = p->pattern->ops[chain].target;
         p->pattern->ops[chain].target = p->pattern->op_count;
@@ -425,21 +425,21 @@ static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) 
 
 static xd_result xdi_pattern_emit_loop(xdi_pattern_parser *p, const xdi_pattern_node *node) {
     uint32_t split, jump;
-    for (uint32_t i = 0; i < node->min; i++) XDI_TRY(xdi_pattern_emit_node(p, node->child));
+    for (uint32_t i = 0; i < node->min; i++) XD_TRY(xdi_pattern_emit_node(p, node->child));
     if (node->max == UINT32_MAX) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
-        XDI_TRY(xdi_pattern_emit_node(p, node->child));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit_node(p, node->child));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
         p->pattern->ops[jump].target = split;
         p->pattern->ops[split].target = p->pattern->op_count;
         return XD_OK;
     }
     uint32_t chain = XDI_PATTERN_NONE;
     for (uint32_t i = node->min; i < node->max; i++) {
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
         p->pattern->ops[split].target = chain;
         chain = split;
-        XDI_TRY(xdi_pattern_emit_node(p, node->child));
+        XD_TRY(xdi_pattern_emit_node(p, node->child));
     }
     while (chain != XDI_PATTERN_NONE) {
         const uint32_t before = p->pattern->ops[chain].target;
@@ -452,7 +452,7 @@ static xd_result xdi_pattern_emit_loop(xdi_pattern_parser *p, const xdi_pattern_
 static xd_result xdi_pattern_emit_set(xdi_pattern_parser *p, uint32_t set, uint32_t min, uint32_t max,
                                       bool possessive) {
     uint32_t index;
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_SET, &index));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_SET, &index));
     xdi_pattern_op *op = &p->pattern->ops[index];
     op->set = set;
     op->min = min;
@@ -481,7 +481,7 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     case XDI_PATTERN_NOT_AHEAD: return xdi_pattern_emit_inner(p, node->kind, node->child);
     case XDI_PATTERN_SEQUENCE:
         for (uint32_t c = node->child; c != XDI_PATTERN_NONE; c = p->nodes[c].next)
-            XDI_TRY(xdi_pattern_emit_node(p, c));
+            XD_TRY(xdi_pattern_emit_node(p, c));
         return XD_OK;
     case XDI_PATTERN_REPEAT: break;
     case XDI_PATTERN_END:
@@ -491,9 +491,9 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     if (set != XDI_PATTERN_NONE) return xdi_pattern_emit_set(p, set, node->min, node->max, node->possessive);
     if (!node->possessive) return xdi_pattern_emit_loop(p, node);
     uint32_t head, done;
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_ATOMIC, &head));
-    XDI_TRY(xdi_pattern_emit_loop(p, node));
-    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_ATOMIC, &head));
+    XD_TRY(xdi_pattern_emit_loop(p, node));
+    XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     p->pattern->ops[head].target = p->pattern->op_count;
     return XD_OK;
 }
@@ -533,8 +533,8 @@ static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
         pattern->starts[pattern->alternatives++] = pattern->op_count;
         if (xdi_pattern_first(p, c, bit))
             for (int i = 0; i < 256; i++) pattern->first[i] |= bit;
-        XDI_TRY(xdi_pattern_emit_node(p, c));
-        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+        XD_TRY(xdi_pattern_emit_node(p, c));
+        XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
     }
     return XD_OK;
 }
@@ -545,26 +545,26 @@ static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
     p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
     p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
-    XDI_REQUIRE(p->ctx, p->pattern->sets && p->pattern->ranges && p->nodes, XD_ERROR_MEMORY,
-                "no room for a pattern of %llu bytes", (unsigned long long)p->bytes);
+    XD_REQUIRE(p->ctx, p->pattern->sets && p->pattern->ranges && p->nodes, XD_ERROR_MEMORY,
+               "no room for a pattern of %llu bytes", (unsigned long long)p->bytes);
     uint32_t root;
-    XDI_TRY(xdi_pattern_parse_choice(p, &root));
+    XD_TRY(xdi_pattern_parse_choice(p, &root));
     if (p->at < p->bytes) return xdi_pattern_refuse(p, p->at, "a ) too many");
     return xdi_pattern_emit_top(p, root);
 }
 
 XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
                                         xdi_pattern **out) {
-    XDI_REQUIRE(ctx, bytes > 0 && bytes <= XDI_PATTERN_BYTES, XD_ERROR_FORMAT,
-                "pattern of %llu bytes; 1 to %d are supported", (unsigned long long)bytes,
-                (int)XDI_PATTERN_BYTES);
+    XD_REQUIRE(ctx, bytes > 0 && bytes <= XDI_PATTERN_BYTES, XD_ERROR_FORMAT,
+               "pattern of %llu bytes; 1 to %d are supported", (unsigned long long)bytes,
+               (int)XDI_PATTERN_BYTES);
     xdi_pattern_parser p;
     memset(&p, 0, sizeof p);
     p.ctx = ctx;
     p.text = (const uint8_t *)text;
     p.bytes = bytes;
     p.pattern = (xdi_pattern *)xd_allocate(ctx, sizeof *p.pattern);
-    XDI_REQUIRE(ctx, p.pattern, XD_ERROR_MEMORY, "no room for a pattern");
+    XD_REQUIRE(ctx, p.pattern, XD_ERROR_MEMORY, "no room for a pattern");
     p.pattern->unicode = u;
     const xd_result result = xdi_pattern_compile(&p);
     xd_release(ctx, p.nodes);
@@ -645,12 +645,12 @@ static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, 
 
 static xd_result xdi_matcher_push(xdi_matcher *m, size_t low, size_t high, uint32_t op) {
     if (m->used == m->capacity) {
-        XDI_REQUIRE(m->ctx, m->capacity < XDI_PATTERN_STACK, XD_ERROR_DATA,
-                    "the split pattern needs more than %d choices at byte %llu of a text",
-                    (int)XDI_PATTERN_STACK, (unsigned long long)high);
+        XD_REQUIRE(m->ctx, m->capacity < XDI_PATTERN_STACK, XD_ERROR_DATA,
+                   "the split pattern needs more than %d choices at byte %llu of a text",
+                   (int)XDI_PATTERN_STACK, (unsigned long long)high);
         const size_t capacity = m->capacity ? 4 * m->capacity : 256;
         xdi_pattern_choice *stack = (xdi_pattern_choice *)xd_allocate(m->ctx, capacity * sizeof *stack);
-        XDI_REQUIRE(m->ctx, stack, XD_ERROR_MEMORY, "no room for %llu choices", (unsigned long long)capacity);
+        XD_REQUIRE(m->ctx, stack, XD_ERROR_MEMORY, "no room for %llu choices", (unsigned long long)capacity);
         if (m->stack) memcpy(stack, m->stack, m->used * sizeof *stack);
         xd_release(m->ctx, m->stack);
         m->stack = stack;
@@ -674,9 +674,9 @@ static bool xdi_matcher_back(xdi_matcher *m, size_t base, uint32_t *op, size_t *
 }
 
 static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
-    XDI_REQUIRE(m->ctx, m->steps >= steps, XD_ERROR_DATA,
-                "the split pattern takes too many steps at byte %llu of a text of %llu",
-                (unsigned long long)at, (unsigned long long)m->bytes);
+    XD_REQUIRE(m->ctx, m->steps >= steps, XD_ERROR_DATA,
+               "the split pattern takes too many steps at byte %llu of a text of %llu",
+               (unsigned long long)at, (unsigned long long)m->bytes);
     m->steps -= steps;
     return XD_OK;
 }
@@ -696,20 +696,20 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
         case XDI_PATTERN_SET:
             good = xdi_pattern_run_set(m, o, &at, &enough);
             if (good && at > enough && !o->possessive && ops[op + 1].kind != XDI_PATTERN_DONE)
-                XDI_TRY(xdi_matcher_push(m, enough, at, op + 1));
+                XD_TRY(xdi_matcher_push(m, enough, at, op + 1));
             op++;
             break;
         case XDI_PATTERN_CHOICE:
-            XDI_TRY(xdi_matcher_push(m, SIZE_MAX, at, o->target));
+            XD_TRY(xdi_matcher_push(m, SIZE_MAX, at, o->target));
             op++;
             break;
         case XDI_PATTERN_JUMP: op = o->target; break;
         case XDI_PATTERN_ATOMIC:
-            XDI_TRY(xdi_pattern_run(m, op + 1, at, &at, &good));
+            XD_TRY(xdi_pattern_run(m, op + 1, at, &at, &good));
             op = o->target;
             break;
         case XDI_PATTERN_NOT_AHEAD:
-            XDI_TRY(xdi_pattern_run(m, op + 1, at, &inner, &good));
+            XD_TRY(xdi_pattern_run(m, op + 1, at, &inner, &good));
             good = !good;
             op = o->target;
             break;
@@ -724,7 +724,7 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
             *matched = true;
             return XD_OK;
         }
-        XDI_TRY(xdi_pattern_spend(m, 1 + (at > begin ? at - begin : 0), begin));
+        XD_TRY(xdi_pattern_spend(m, 1 + (at > begin ? at - begin : 0), begin));
         if (!good && !xdi_matcher_back(m, base, &op, &at)) {
             *matched = false;
             return XD_OK;

@@ -87,13 +87,13 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes) {
 /* ---- building ---- */
 
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out) {
-    XDI_REQUIRE(ctx, size > 0 && size <= XDI_TOKENIZER_IDS, XD_ERROR_FORMAT,
-                "tokenizer: ids up to %lld; 0 to %d are supported", (long long)size - 1,
-                XDI_TOKENIZER_IDS - 1);
-    XDI_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
-                (unsigned long long)blob_bytes);
+    XD_REQUIRE(ctx, size > 0 && size <= XDI_TOKENIZER_IDS, XD_ERROR_FORMAT,
+               "tokenizer: ids up to %lld; 0 to %d are supported", (long long)size - 1,
+               XDI_TOKENIZER_IDS - 1);
+    XD_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
+               (unsigned long long)blob_bytes);
     xd_tokenizer *t = (xd_tokenizer *)xd_allocate(ctx, sizeof *t);
-    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
     t->ctx = ctx;
     t->size = (int32_t)size;
     t->unknown = t->bos = t->eos = -1;
@@ -109,7 +109,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
         return XD_OK;
     }
     xd_tokenizer_destroy(t);
-    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
 }
 
 XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
@@ -145,19 +145,19 @@ static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t l
 }
 
 static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
-    XDI_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
-                (long long)id, (int)t->size - 1);
-    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
-                "tokenizer: id %lld stands twice", (long long)id);
-    XDI_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
-                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
-                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
+    XD_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
+               (long long)id, (int)t->size - 1);
+    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+               "tokenizer: id %lld stands twice", (long long)id);
+    XD_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
+               "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
+               (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes) {
-    XDI_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
+    XD_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
     xdi_token *token = &t->tokens[id];
     token->kind = kind;
     token->text = token->raw = xdi_tokenizer_store(t, text, text_bytes);
@@ -169,11 +169,11 @@ XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kin
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes, const void *raw, size_t raw_bytes) {
     xdi_slot *slot = xdi_tokenizer_slot(t, false, (const uint8_t *)text, text_bytes);
-    XDI_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
-                (int)XDI_TOKENIZER_PROBES);
-    XDI_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
-                (int)slot->id - 1, (long long)id);
-    XDI_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
+    XD_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
+               (int)XDI_TOKENIZER_PROBES);
+    XD_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
+               (int)slot->id - 1, (long long)id);
+    XD_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
     xdi_tokenizer_fill_slot(t, slot, false, (int32_t)id);
     xdi_token *token = &t->tokens[id];
     if (raw) token->raw = xdi_tokenizer_store(t, raw, raw_bytes);
@@ -194,18 +194,18 @@ static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge
         *at = *merge;
         return XD_OK;
     }
-    return XDI_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
-                    (int)XDI_TOKENIZER_PROBES);
+    return XD_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
+                   (int)XDI_TOKENIZER_PROBES);
 }
 
 /* Doubles the table of merges. */
 static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
     xdi_merge *old = t->merges;
     const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
-    XDI_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
-                (int)XDI_TOKENIZER_MERGES);
+    XD_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
+               (int)XDI_TOKENIZER_MERGES);
     xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
-    XDI_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
+    XD_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
     for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
     t->merges = merges;
     t->merge_slots = slots;
@@ -219,7 +219,7 @@ static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
                                              int32_t id) {
-    if (2 * t->merge_count >= t->merge_slots) XDI_TRY(xdi_tokenizer_grow_merges(t));
+    if (2 * t->merge_count >= t->merge_slots) XD_TRY(xdi_tokenizer_grow_merges(t));
     xdi_merge merge;
     merge.pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     merge.rank = rank;
@@ -232,16 +232,16 @@ XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t 
         const xdi_token *token = &t->tokens[id];
         if (token->kind != XD_TOKEN_KIND_NORMAL) continue;
         const uint8_t *text = t->blob + token->text;
-        XDI_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
-                    "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
-                    (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
+        XD_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
+                   "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
+                   (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
         for (uint32_t cut = 1; cut < token->text_bytes; cut++) {
             if (!t->byte_level && (text[cut] & 0xc0u) == 0x80u) continue;
             const int32_t left = xdi_tokenizer_piece(t, text, cut);
             if (left < 0 || t->tokens[left].kind != XD_TOKEN_KIND_NORMAL) continue;
             const int32_t right = xdi_tokenizer_piece(t, text + cut, token->text_bytes - cut);
             if (right < 0 || t->tokens[right].kind != XD_TOKEN_KIND_NORMAL) continue;
-            XDI_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
+            XD_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
         }
     }
     return XD_OK;
@@ -253,8 +253,8 @@ static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *ad
     if ((list->count & (list->count - 1)) == 0) { /* full: capacities are the powers of two */
         const size_t capacity = list->count ? 2 * (size_t)list->count : 1;
         xdi_added *items = (xdi_added *)xd_allocate(t->ctx, capacity * sizeof *items);
-        XDI_REQUIRE(t->ctx, items, XD_ERROR_MEMORY, "no room for %llu added tokens",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(t->ctx, items, XD_ERROR_MEMORY, "no room for %llu added tokens",
+                   (unsigned long long)capacity);
         if (list->items) memcpy(items, list->items, list->count * sizeof *items);
         xd_release(t->ctx, list->items);
         list->items = items;
@@ -266,14 +266,14 @@ static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *ad
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes) {
     xdi_added item = *added;
-    XDI_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
-                "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
-    XDI_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
-                "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
-                (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
+    XD_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
+               "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
+    XD_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
+               "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
+               (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
     xdi_token *token = &t->tokens[item.id];
     if (token->kind == XD_TOKEN_KIND_NONE)
-        XDI_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
+        XD_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
     if (token->raw_bytes != bytes || memcmp(t->blob + token->raw, text, bytes) != 0) {
         token->text = token->raw = xdi_tokenizer_store(t, text, bytes);
         token->text_bytes = token->raw_bytes = (uint32_t)bytes;
@@ -287,13 +287,13 @@ XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added 
 
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes) {
-    XDI_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
-                XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
+    XD_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
+               XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
     for (int64_t i = 0; i < desc->special_count; i++) {
         const xd_tokenizer_special *s = &desc->specials[i];
-        XDI_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,
-                    XD_ERROR_ARGUMENT, "special token %lld has no content, or id %d is not in 0 to %d",
-                    (long long)i, (int)s->id, XDI_TOKENIZER_IDS - 1);
+        XD_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,
+                   XD_ERROR_ARGUMENT, "special token %lld has no content, or id %d is not in 0 to %d",
+                   (long long)i, (int)s->id, XDI_TOKENIZER_IDS - 1);
         if (s->id >= *size) *size = (int64_t)s->id + 1;
         *bytes += strlen(s->content);
     }
@@ -307,9 +307,9 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
         memset(&added, 0, sizeof added);
         added.id = desc->specials[i].id;
         added.special = true;
-        XDI_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
-                    "special token \"%.80s\": id %d is taken", content, (int)added.id);
-        XDI_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
+        XD_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+                   "special token \"%.80s\": id %d is taken", content, (int)added.id);
+        XD_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
     }
     return XD_OK;
 }
@@ -360,8 +360,8 @@ XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokeni
     for (int i = 0; i < 2; i++) {
         if (!names[i]) continue;
         ids[i] = xd_tokenizer_find_special(t, names[i]);
-        XDI_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
-                    "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
+        XD_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
+                   "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
         xdi_tokenizer_put_around(t, ids[i], i > 0);
     }
     t->bos = ids[0];
@@ -390,7 +390,7 @@ static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t
     if (!literal) return xdi_pattern_create(t->ctx, text, bytes, t->unicode, out);
     char *escaped = (char *)xd_allocate(t->ctx, 2 * bytes + 1);
     size_t length = 0;
-    XDI_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
+    XD_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
     for (size_t i = 0; i < bytes; i++) {
         const char c = text[i];
         if (c > ' ' && c < 127 && strchr("$()*+.?[\\]^{|}", c)) escaped[length++] = '\\';
@@ -403,10 +403,10 @@ static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t
 
 XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
                                              xdi_split_behavior behavior, bool invert) {
-    XDI_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
-                "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
+    XD_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+               "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
     xdi_split *split = &t->splits[t->split_count];
-    XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
+    XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
     split->behavior = behavior;
     split->invert = invert;
     t->split_count++;
@@ -415,10 +415,10 @@ XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *patter
 
 XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
                                                size_t bytes, bool literal, const char *to, size_t to_bytes) {
-    XDI_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
-                "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
+    XD_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+               "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
     xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
-    if (pattern) XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
+    if (pattern) XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
     rewrite->kind = kind;
     rewrite->one = pattern && literal && bytes == 1 && (unsigned char)pattern[0] < 0x80 ? pattern[0] : '\0';
     rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
@@ -459,7 +459,7 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
         xdi_added_sift(t, list->items, 0, end);
     }
     list->starts = (uint8_t *)xd_allocate(t->ctx, 8192);
-    XDI_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
+    XD_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
     for (uint32_t i = 0; i < list->count; i++) {
         const uint8_t *text = t->blob + list->items[i].text;
         const unsigned first = text[0] * 256u, low = list->items[i].bytes > 1 ? text[1] : 0u;
@@ -487,9 +487,9 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
         if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
             t->blob_bytes + out.length > t->blob_capacity)
             result =
-                XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
-                         "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
-                         (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
+                XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
+                        "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
+                        (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
         if (result != XD_OK) continue;
         list->items[i].text = xdi_tokenizer_store(t, out.bytes, out.length);
         list->items[i].bytes = (uint32_t)out.length;
@@ -525,8 +525,8 @@ static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
     const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
     t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
     t->merging = (uint64_t *)xd_allocate(t->ctx, ((size_t)t->size + 63) / 64 * sizeof *t->merging);
-    XDI_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
-                (unsigned)t->merge_count);
+    XD_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
+               (unsigned)t->merge_count);
     for (uint32_t i = 0; i < t->merge_slots; i++) {
         const uint64_t pair = t->merges[i].pair;
         const size_t bit = xdi_merge_hash(pair) & (bits - 1);
@@ -553,14 +553,14 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->character_pages =
         (uint16_t *)xd_allocate(t->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *t->character_pages);
-    XDI_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
+    XD_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
     for (int32_t id = 0; id < t->size; id++) {
         const uint32_t point = xdi_tokenizer_point(t, &t->tokens[id]);
         if (point == XDI_UNICODE_INVALID || t->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
         t->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
     }
     t->character_ids = (int32_t *)xd_allocate(t->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
-    XDI_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
+    XD_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
     memset(t->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
     for (int32_t id = 0; id < t->size; id++) {
         const xdi_token *token = &t->tokens[id];
@@ -578,8 +578,8 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
-    XDI_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
-                (unsigned)t->piece_slots);
+    XD_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
+               (unsigned)t->piece_slots);
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t id = 0; id < t->size; id++) {
             const xdi_token *token = &t->tokens[id];
@@ -630,13 +630,13 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     if (!t->merges)
-        XDI_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
-    XDI_TRY(xdi_tokenizer_normalize_added(t));
-    for (int i = 0; i < 2; i++) XDI_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
+        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+    XD_TRY(xdi_tokenizer_normalize_added(t));
+    for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
-    XDI_TRY(xdi_tokenizer_fill_bits(t));
-    XDI_TRY(xdi_tokenizer_fill_raws(t));
-    XDI_TRY(xdi_tokenizer_fill_characters(t));
+    XD_TRY(xdi_tokenizer_fill_bits(t));
+    XD_TRY(xdi_tokenizer_fill_raws(t));
+    XD_TRY(xdi_tokenizer_fill_characters(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
 }
@@ -684,8 +684,8 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const i
     bool first = t->adds_prefix;
     for (int64_t i = 0; i < count; i++) {
         const xd_token token = xd_tokenizer_token(t, ids[i]);
-        XDI_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA,
-                    "id %d at position %lld is no token", (int)ids[i], (long long)i);
+        XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
+                   (int)ids[i], (long long)i);
         if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
         const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
         const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;

@@ -11,9 +11,9 @@
  *     xd_tokenizer *tokenizer = NULL;
  *     xd_encoder *encoder = NULL;
  *     xd_encoding e;
- *     XDI_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
- *     XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
- *     XDI_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
+ *     XD_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
+ *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+ *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
  *
  * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
 
@@ -71,8 +71,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
                                    xd_tokenizer **out);
 
 /* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
 
 /* Frees a tokenizer; its encoders must be gone. NULL is fine. */
 XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);

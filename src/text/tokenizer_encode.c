@@ -62,7 +62,7 @@ struct xd_encoder {
 
 XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
     xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
-    XDI_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
+    XD_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
     e->ctx = ctx;
     e->tokenizer = tokenizer;
     e->rewriter.matcher.ctx = ctx;
@@ -70,7 +70,7 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, x
     e->cache_memory = xd_allocate(ctx, (XDI_ENCODER_CACHED + 1) * sizeof(xdi_cached));
     if (!e->cache_memory) {
         xd_encoder_destroy(e);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
     }
     const size_t line = sizeof(xdi_cached);
     e->cache = (xdi_cached *)(((uintptr_t)e->cache_memory + line - 1) / line * line);
@@ -95,8 +95,8 @@ XD_API void xd_encoder_destroy(xd_encoder *e) {
 /* Replaces a buffer by a larger one with the same first bytes. */
 static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, size_t bytes) {
     void *larger = xd_allocate(e->ctx, bytes);
-    XDI_REQUIRE(e->ctx, larger, XD_ERROR_MEMORY, "no room for %llu bytes of an encoding",
-                (unsigned long long)bytes);
+    XD_REQUIRE(e->ctx, larger, XD_ERROR_MEMORY, "no room for %llu bytes of an encoding",
+               (unsigned long long)bytes);
     if (kept) memcpy(larger, *memory, kept);
     xd_release(e->ctx, *memory);
     *memory = larger;
@@ -112,9 +112,9 @@ static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     const int64_t capacity = needed + e->capacity / 2 + 256;
     const size_t kept = (size_t)e->count;
     void *ids = e->ids, *spans = e->spans;
-    XDI_TRY(xdi_encoder_grow(e, &ids, kept * sizeof *e->ids, (size_t)capacity * sizeof *e->ids));
+    XD_TRY(xdi_encoder_grow(e, &ids, kept * sizeof *e->ids, (size_t)capacity * sizeof *e->ids));
     e->ids = (int32_t *)ids;
-    XDI_TRY(xdi_encoder_grow(e, &spans, kept * sizeof *e->spans, (size_t)capacity * sizeof *e->spans));
+    XD_TRY(xdi_encoder_grow(e, &spans, kept * sizeof *e->spans, (size_t)capacity * sizeof *e->spans));
     e->spans = (xd_token_span *)spans;
     e->capacity = capacity;
     return XD_OK;
@@ -193,7 +193,7 @@ static xd_result xdi_encoder_reserve_symbols(xd_encoder *e, size_t count) {
     void *symbols = e->symbols;
     const size_t capacity = count + e->symbol_capacity / 2 + 64;
     e->symbol_capacity = 0;
-    XDI_TRY(xdi_encoder_grow(e, &symbols, 0, capacity * sizeof *e->symbols));
+    XD_TRY(xdi_encoder_grow(e, &symbols, 0, capacity * sizeof *e->symbols));
     e->symbols = (xdi_symbol *)symbols;
     e->symbol_capacity = capacity;
     return XD_OK;
@@ -332,7 +332,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
     if (3 * count > e->heap_capacity) {
         void *heap = e->heap;
         e->heap_capacity = 0;
-        XDI_TRY(xdi_encoder_grow(e, &heap, 0, 3 * count * sizeof *e->heap));
+        XD_TRY(xdi_encoder_grow(e, &heap, 0, 3 * count * sizeof *e->heap));
         e->heap = (xdi_candidate *)heap;
         e->heap_capacity = 3 * count;
     }
@@ -365,7 +365,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
 /* Merges symbols, all of which may be part of a merge, and puts out what is left. */
 static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
     if (count > XDI_ENCODER_SHORT)
-        XDI_TRY(xdi_encoder_merge_long(e, s, count, &count));
+        XD_TRY(xdi_encoder_merge_long(e, s, count, &count));
     else if (count > 1)
         count = xdi_encoder_merge_short(e, s, count);
     for (size_t i = 0; i < count; i++) xdi_encoder_put(e, s[i].id, s[i].begin, s[i].end);
@@ -382,12 +382,12 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
             return XD_OK;
         }
     }
-    XDI_TRY(xdi_encoder_reserve_symbols(e, end - begin));
+    XD_TRY(xdi_encoder_reserve_symbols(e, end - begin));
     const size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
                                        : xdi_encoder_character_symbols(e, begin, end);
     for (size_t i = 0, from = 0; i < count; from = ++i) {
         while (i < count && xdi_tokenizer_merges(t, e->symbols[i].id)) i++;
-        XDI_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
+        XD_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
         if (i < count) xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
     }
     return XD_OK;
@@ -395,14 +395,14 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
 
 static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
     const size_t bytes = end - begin;
-    XDI_TRY(xdi_encoder_reserve(e, bytes));
+    XD_TRY(xdi_encoder_reserve(e, bytes));
     if (bytes > XDI_ENCODER_KEY) return xdi_encoder_merge(e, begin, end);
     uint64_t key[3];
     xdi_encoder_key(e, begin, bytes, key);
     xdi_cached *entry = xdi_encoder_entry(e, key, bytes);
     if (xdi_encoder_recall(e, entry, key, begin, bytes)) return XD_OK;
     const int64_t first = e->count;
-    XDI_TRY(xdi_encoder_merge(e, begin, end));
+    XD_TRY(xdi_encoder_merge(e, begin, end));
     xdi_encoder_remember(e, entry, key, begin, bytes, first);
     return XD_OK;
 }
@@ -421,7 +421,7 @@ static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
             continue;
         }
         if (other) {
-            XDI_TRY(xdi_encoder_piece(e, from, i));
+            XD_TRY(xdi_encoder_piece(e, from, i));
             from = i;
             other = false;
         }
@@ -464,7 +464,7 @@ static xd_result xdi_encoder_part(xd_encoder *e, int stage, size_t begin, size_t
         joins = joins && !match;
         waits = match;
     }
-    if (held->at != SIZE_MAX && !joins) XDI_TRY(xdi_encoder_next(e, stage, held->at, begin));
+    if (held->at != SIZE_MAX && !joins) XD_TRY(xdi_encoder_next(e, stage, held->at, begin));
     const size_t from = joins ? held->at : begin;
     held->at = waits ? from : SIZE_MAX;
     held->match = match;
@@ -476,9 +476,9 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
     xdi_held held = { SIZE_MAX, false };
     size_t from, to;
     for (size_t at = begin; at < end; at = to) {
-        XDI_TRY(xdi_pattern_find(&e->matchers[stage], split->pattern, at, end, &from, &to));
-        XDI_TRY(xdi_encoder_part(e, stage, at, from, split->invert, &held));
-        XDI_TRY(xdi_encoder_part(e, stage, from, to, !split->invert, &held));
+        XD_TRY(xdi_pattern_find(&e->matchers[stage], split->pattern, at, end, &from, &to));
+        XD_TRY(xdi_encoder_part(e, stage, at, from, split->invert, &held));
+        XD_TRY(xdi_encoder_part(e, stage, from, to, !split->invert, &held));
     }
     return held.at == SIZE_MAX ? XD_OK : xdi_encoder_next(e, stage, held.at, end);
 }
@@ -508,16 +508,16 @@ static xd_result xdi_encoder_plain(xd_encoder *e, const xdi_text_view *normal) {
     const int64_t first = e->count;
     xdi_text_view view;
     if (normal->length == 0) return XD_OK;
-    XDI_TRY(
+    XD_TRY(
         xdi_rewrite_apply(e->ctx, t, t->normalizer_count, t->rewrite_count, &e->rewriter, 2, *normal, &view));
     if (view.length == 0) return XD_OK;
     e->text = view.bytes;
     e->length = view.length;
     for (int i = 0; i < t->split_count; i++) xdi_matcher_start(&e->matchers[i], view.bytes, view.length);
     if (t->split_count)
-        XDI_TRY(xdi_encoder_split(e, 0, 0, view.length));
+        XD_TRY(xdi_encoder_split(e, 0, 0, view.length));
     else
-        XDI_TRY(xdi_encoder_cut(e, 0, view.length));
+        XD_TRY(xdi_encoder_cut(e, 0, view.length));
     if (e->with_spans) xdi_encoder_origins(e, &view, first);
     return XD_OK;
 }
@@ -620,7 +620,7 @@ static xd_result xdi_encoder_reserve_runs(xd_encoder *e, size_t count) {
     if (count <= e->part_capacity) return XD_OK;
     void *memory = e->part_runs;
     e->part_capacity = 0;
-    XDI_TRY(xdi_encoder_grow(e, &memory, 0, 2 * count * sizeof *e->part_runs));
+    XD_TRY(xdi_encoder_grow(e, &memory, 0, 2 * count * sizeof *e->part_runs));
     e->part_runs = (xdi_text_run *)memory;
     e->part_capacity = 2 * count;
     return XD_OK;
@@ -634,8 +634,8 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     const xd_tokenizer *t = e->tokenizer;
     xdi_text_view normal;
     if (list == 1) return xdi_encoder_plain(e, part);
-    XDI_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
-    XDI_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
+    XD_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
+    XD_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
 
@@ -648,11 +648,11 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
             xdi_encoder_find_added(e, &e->tokenizer->added[list], view, at, &begin, &end);
         if (begin > at) {
             const xdi_text_view part = xdi_text_part(view, &run, at, begin, runs);
-            XDI_TRY(xdi_encoder_between(e, list, &part));
+            XD_TRY(xdi_encoder_between(e, list, &part));
         }
         if (!found) continue;
         const xd_token_span span = xdi_text_origin(view, &run, begin, end);
-        XDI_TRY(xdi_encoder_reserve(e, 1));
+        XD_TRY(xdi_encoder_reserve(e, 1));
         xdi_encoder_put(e, found->id, (size_t)span.begin, (size_t)span.end);
     }
     return XD_OK;
@@ -662,7 +662,7 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
 
 /* Puts out `count` special tokens of the place `at` of the text. */
 static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
-    XDI_TRY(xdi_encoder_reserve(e, (size_t)count));
+    XD_TRY(xdi_encoder_reserve(e, (size_t)count));
     for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
     return XD_OK;
 }
@@ -674,7 +674,7 @@ static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     if (!e->roles || count > e->role_capacity) {
         void *memory = e->roles;
         e->role_capacity = 0;
-        XDI_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
+        XD_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
         e->roles = (uint8_t *)memory;
         e->role_capacity = (size_t)e->capacity;
     }
@@ -687,11 +687,11 @@ static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
 }
 
 static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_special) {
-    XDI_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
-                "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
-                (int)XDI_TOKENIZER_TEXT);
-    XDI_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
-                e->tokenizer->refusal);
+    XD_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+               "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
+               (int)XDI_TOKENIZER_TEXT);
+    XD_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
+               e->tokenizer->refusal);
     return XD_OK;
 }
 
@@ -699,17 +699,17 @@ XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const 
                            xd_encoding *out) {
     const xd_tokenizer *t = e->tokenizer;
     const bool add_special = desc && desc->add_special;
-    XDI_TRY(xdi_encoder_check(e, bytes, add_special));
+    XD_TRY(xdi_encoder_check(e, bytes, add_special));
     xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
     const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
     e->count = 0;
     e->parse_special = desc && desc->parse_special;
     e->with_spans = !desc || !desc->skip_spans;
-    XDI_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
-    XDI_TRY(xdi_encoder_added(e, 0, &view, &part));
+    XD_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
+    XD_TRY(xdi_encoder_added(e, 0, &view, &part));
     if (add_special) {
-        XDI_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
-        XDI_TRY(xdi_encoder_fill_roles(e));
+        XD_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
+        XD_TRY(xdi_encoder_fill_roles(e));
     }
     out->count = e->count;
     out->ids = e->ids;

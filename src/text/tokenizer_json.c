@@ -102,7 +102,7 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
 
 static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
     for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_token(l, item));
+        XD_TRY(xdi_hf_add_token(l, item));
     size_t bytes = 0;
     const char *unknown = xd_json_string(xd_json_find(l->model, "unk_token"), &bytes);
     const xd_json *item = unknown ? xd_json_find_n(l->vocab, unknown, bytes) : NULL;
@@ -140,14 +140,14 @@ static xd_result xdi_hf_add_merge(xdi_hf_loader *l, const xd_json *item, int32_t
         left = xd_json_string(xd_json_at(item, 0), &left_bytes);
         right = xd_json_string(xd_json_at(item, 1), &right_bytes);
     }
-    XDI_REQUIRE(l->ctx, left && right && left_bytes && right_bytes, XD_ERROR_FORMAT,
-                "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
-                (unsigned long long)xd_json_offset(item));
+    XD_REQUIRE(l->ctx, left && right && left_bytes && right_bytes, XD_ERROR_FORMAT,
+               "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
+               (unsigned long long)xd_json_offset(item));
     const int32_t a = xdi_hf_half(l, left, left_bytes, &used), b = xdi_hf_half(l, right, right_bytes, &used);
     const int32_t whole = a < 0 || b < 0 ? -1 : xdi_tokenizer_piece(l->t, l->buffer, used);
-    XDI_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
-                "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
-                (int)rank, (unsigned long long)xd_json_offset(item), left, right);
+    XD_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
+               "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
+               (int)rank, (unsigned long long)xd_json_offset(item), left, right);
     return xdi_tokenizer_add_merge(l->t, a, b, rank, whole);
 }
 
@@ -155,16 +155,15 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0;
     int64_t id = -1, known = -1;
     const char *content = xd_json_string(xd_json_find(item, "content"), &bytes);
-    XDI_REQUIRE(l->ctx,
-                content && bytes && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 &&
-                    id < l->t->size,
-                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
-                (unsigned long long)xd_json_offset(item));
+    XD_REQUIRE(l->ctx,
+               content && bytes && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->size,
+               XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
+               (unsigned long long)xd_json_offset(item));
     const xd_json *entry = xd_json_find_n(l->vocab, content, bytes);
     if (entry) (void)xd_json_int64(entry, &known);
-    XDI_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
-                "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
-                content, (long long)id);
+    XD_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+               "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
+               content, (long long)id);
     xdi_added added;
     memset(&added, 0, sizeof added);
     added.id = (int32_t)id;
@@ -179,8 +178,8 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
 /* ---- normalizers and pre-tokenizers ---- */
 
 static xd_result xdi_hf_unsupported(const xdi_hf_loader *l, const char *what, const xd_json *value) {
-    return XDI_FAIL(l->ctx, XD_ERROR_UNSUPPORTED, "tokenizer.json: %s %.80s at byte %llu is not supported",
-                    what, xdi_hf_type(value), (unsigned long long)xd_json_offset(value));
+    return XD_FAIL(l->ctx, XD_ERROR_UNSUPPORTED, "tokenizer.json: %s %.80s at byte %llu is not supported",
+                   what, xdi_hf_type(value), (unsigned long long)xd_json_offset(value));
 }
 
 /* {"String": ...} or {"Regex": ...}. */
@@ -190,8 +189,8 @@ static xd_result xdi_hf_pattern(const xdi_hf_loader *l, const xd_json *stage, co
     *text = xd_json_string(xd_json_find(pattern, "String"), bytes);
     *literal = *text != NULL;
     if (!*text) *text = xd_json_string(xd_json_find(pattern, "Regex"), bytes);
-    XDI_REQUIRE(l->ctx, *text && *bytes, XD_ERROR_FORMAT, "tokenizer.json: %.80s at byte %llu has no pattern",
-                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, *text && *bytes, XD_ERROR_FORMAT, "tokenizer.json: %.80s at byte %llu has no pattern",
+               xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
@@ -199,15 +198,15 @@ static xd_result xdi_hf_add_replace(xdi_hf_loader *l, const xd_json *stage) {
     size_t bytes = 0, to_bytes = 0;
     const char *text, *to = xd_json_string(xd_json_find(stage, "content"), &to_bytes);
     bool literal;
-    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
-    XDI_REQUIRE(l->ctx, to, XD_ERROR_FORMAT, "tokenizer.json: Replace at byte %llu has no content",
-                (unsigned long long)xd_json_offset(stage));
+    XD_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    XD_REQUIRE(l->ctx, to, XD_ERROR_FORMAT, "tokenizer.json: Replace at byte %llu has no content",
+               (unsigned long long)xd_json_offset(stage));
     return xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, text, bytes, literal, to, to_bytes);
 }
 
 static xd_result xdi_hf_add_prepend(xdi_hf_loader *l, const char *text, size_t bytes, bool unless_there,
                                     bool only_first) {
-    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
+    XD_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
     xdi_rewrite *rewrite = &l->t->rewrites[l->t->rewrite_count - 1];
     rewrite->unless_there = unless_there;
     rewrite->only_first = only_first;
@@ -222,7 +221,7 @@ static xd_result xdi_hf_add_normalizer(xdi_hf_loader *l, const xd_json *stage) {
     if (xdi_hf_is(type, "Sequence")) {
         const xd_json *list = xd_json_find(stage, "normalizers");
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_normalizer(l, item));
+            XD_TRY(xdi_hf_add_normalizer(l, item));
         return XD_OK;
     }
     if (xdi_hf_is(type, "NFC"))
@@ -242,22 +241,22 @@ static xd_result xdi_hf_add_split(xdi_hf_loader *l, const xd_json *stage) {
     const char *text;
     size_t bytes = 0;
     bool literal;
-    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    XD_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
     for (int i = 0; i < 5; i++)
         if (xdi_hf_is(behavior, names[i]))
             return xdi_tokenizer_add_split(l->t, text, bytes, literal,
                                            (xdi_split_behavior)(XDI_SPLIT_ISOLATED + i),
                                            xdi_hf_flag(stage, "invert", false));
-    return XDI_FAIL(l->ctx, XD_ERROR_FORMAT, "tokenizer.json: Split at byte %llu has no known behavior",
-                    (unsigned long long)xd_json_offset(stage));
+    return XD_FAIL(l->ctx, XD_ERROR_FORMAT, "tokenizer.json: Split at byte %llu has no known behavior",
+                   (unsigned long long)xd_json_offset(stage));
 }
 
 /* A pre-tokenizer that changes the text can be the first only: pieces are not changed one by one here. */
 static xd_result xdi_hf_check_first(const xdi_hf_loader *l, const xd_json *stage) {
-    XDI_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
-                "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
-                "not supported",
-                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
+               "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
+               "not supported",
+               xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
@@ -266,8 +265,8 @@ static xd_result xdi_hf_add_byte_level(xdi_hf_loader *l, const xd_json *stage) {
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     l->finished_split = true;
     if (xdi_hf_flag(stage, "add_prefix_space", true)) {
-        XDI_TRY(xdi_hf_check_first(l, stage));
-        XDI_TRY(xdi_hf_add_prepend(l, " ", 1, true, false));
+        XD_TRY(xdi_hf_check_first(l, stage));
+        XD_TRY(xdi_hf_add_prepend(l, " ", 1, true, false));
     }
     if (!xdi_hf_flag(stage, "use_regex", true)) return XD_OK;
     return xdi_tokenizer_add_split(l->t, pattern, sizeof pattern - 1, false, XDI_SPLIT_ISOLATED, false);
@@ -279,12 +278,12 @@ static xd_result xdi_hf_add_metaspace(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *scheme = xd_json_find(stage, "prepend_scheme");
     const bool first = xdi_hf_is(scheme, "first");
     const bool always = scheme ? xdi_hf_is(scheme, "always") : xdi_hf_flag(stage, "add_prefix_space", true);
-    XDI_REQUIRE(l->ctx, mark && bytes, XD_ERROR_FORMAT,
-                "tokenizer.json: Metaspace at byte %llu has no replacement",
-                (unsigned long long)xd_json_offset(stage));
-    XDI_TRY(xdi_hf_check_first(l, stage));
-    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, " ", 1, true, mark, bytes));
-    if (first || always) XDI_TRY(xdi_hf_add_prepend(l, mark, bytes, true, first));
+    XD_REQUIRE(l->ctx, mark && bytes, XD_ERROR_FORMAT,
+               "tokenizer.json: Metaspace at byte %llu has no replacement",
+               (unsigned long long)xd_json_offset(stage));
+    XD_TRY(xdi_hf_check_first(l, stage));
+    XD_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, " ", 1, true, mark, bytes));
+    if (first || always) XD_TRY(xdi_hf_add_prepend(l, mark, bytes, true, first));
     if (!xdi_hf_flag(stage, "split", true)) return XD_OK;
     return xdi_tokenizer_add_split(l->t, mark, bytes, true, XDI_SPLIT_WITH_NEXT, false);
 }
@@ -295,7 +294,7 @@ static xd_result xdi_hf_add_pre_tokenizer(xdi_hf_loader *l, const xd_json *stage
     if (xdi_hf_is(type, "Sequence")) {
         const xd_json *list = xd_json_find(stage, "pretokenizers");
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_pre_tokenizer(l, item));
+            XD_TRY(xdi_hf_add_pre_tokenizer(l, item));
         return XD_OK;
     }
     if (l->finished_split) return xdi_hf_unsupported(l, "a pre-tokenizer after ByteLevel:", stage);
@@ -320,14 +319,14 @@ static bool xdi_hf_has(const xd_json *stage, const char *list, const char *type)
 /* One token of a post-processor: its id must be one of the vocabulary, which is complete. */
 static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const xd_json *id, bool behind) {
     int64_t value = -1;
-    XDI_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
-                "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
-                (unsigned long long)xd_json_offset(stage));
-    XDI_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
-                XD_ERROR_FORMAT,
-                "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
-                xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
-                (int)l->t->size - 1);
+    XD_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
+               "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
+               (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
+               XD_ERROR_FORMAT,
+               "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
+               xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
+               (int)l->t->size - 1);
     xdi_tokenizer_put_around(l->t, (int32_t)value, behind);
     return XD_OK;
 }
@@ -339,58 +338,58 @@ static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stag
     const unsigned long long offset = (unsigned long long)xd_json_offset(piece);
     size_t bytes = 0;
     const char *name = xd_json_string(xd_json_find(text ? text : token, "id"), &bytes);
-    XDI_REQUIRE(
+    XD_REQUIRE(
         l->ctx, name && !(text && token), XD_ERROR_FORMAT,
         "tokenizer.json: the piece at byte %llu of a template is neither a Sequence nor a SpecialToken",
         offset);
     if (text) {
-        XDI_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
-                    "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once",
-                    name, offset);
+        XD_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
+                   "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once", name,
+                   offset);
         *behind = true;
         return XD_OK;
     }
     const xd_json *entry = xd_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
     const xd_json *ids = xd_json_find(entry, "ids");
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
-                name, offset);
+    XD_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
+               name, offset);
     for (const xd_json *id = xd_json_first(ids); id && !l->t->refusal[0]; id = xd_json_next(id))
-        XDI_TRY(xdi_hf_put_around(l, stage, id, *behind));
+        XD_TRY(xdi_hf_put_around(l, stage, id, *behind));
     return XD_OK;
 }
 
 static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *single = xd_json_find(stage, "single");
     bool behind = false;
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
-                (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
+               (unsigned long long)xd_json_offset(stage));
     for (const xd_json *piece = xd_json_first(single); piece; piece = xd_json_next(piece))
-        XDI_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
-    XDI_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
-                "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
-                (unsigned long long)xd_json_offset(stage));
+        XD_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
+    XD_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
+               "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
+               (unsigned long long)xd_json_offset(stage));
     return XD_OK;
 }
 
 /* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
 static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
-    XDI_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
+    XD_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
     return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
 }
 
 static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stage) {
     const xd_json *type = xd_json_find(stage, "type"), *list = xd_json_find(stage, "processors");
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
-                "tokenizer.json: the post-processor at byte %llu has no type",
-                (unsigned long long)xd_json_offset(stage));
+    XD_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
+               "tokenizer.json: the post-processor at byte %llu has no type",
+               (unsigned long long)xd_json_offset(stage));
     if (xdi_hf_is(type, "Sequence")) {
-        XDI_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
-                    "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
-                    (unsigned long long)xd_json_offset(stage));
+        XD_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                   "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
+                   (unsigned long long)xd_json_offset(stage));
         for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
-            XDI_TRY(xdi_hf_add_post_processor(l, item));
+            XD_TRY(xdi_hf_add_post_processor(l, item));
         return XD_OK;
     }
     if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
@@ -407,7 +406,7 @@ static xd_result xdi_hf_fill_around(xdi_hf_loader *l) {
     const xd_json *stage = xd_json_find(l->root, "post_processor");
     xd_tokenizer *t = l->t;
     if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
-    XDI_TRY(xdi_hf_add_post_processor(l, stage));
+    XD_TRY(xdi_hf_add_post_processor(l, stage));
     if (t->refusal[0]) return XD_OK;
     if (t->before) t->bos = t->around[0];
     if (t->behind) t->eos = t->around[t->before + t->behind - 1];
@@ -420,19 +419,19 @@ static xd_result xdi_hf_check_model(xdi_hf_loader *l) {
     static const char *const absent[] = { "continuing_subword_prefix", "end_of_word_suffix" };
     const xd_json *type = xd_json_find(l->model, "type");
     double dropout = 0.0;
-    XDI_REQUIRE(l->ctx, xd_json_kind_of(l->model) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "tokenizer.json: no model");
-    XDI_REQUIRE(l->ctx, !type || xdi_hf_is(type, "BPE"), XD_ERROR_UNSUPPORTED,
-                "tokenizer.json: model %.80s is not supported, only BPE is", xdi_hf_type(l->model));
-    XDI_REQUIRE(l->ctx,
-                xd_json_kind_of(l->vocab) == XD_JSON_OBJECT && xd_json_kind_of(l->merges) == XD_JSON_ARRAY,
-                XD_ERROR_FORMAT, "tokenizer.json: the model lacks vocab or merges");
+    XD_REQUIRE(l->ctx, xd_json_kind_of(l->model) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+               "tokenizer.json: no model");
+    XD_REQUIRE(l->ctx, !type || xdi_hf_is(type, "BPE"), XD_ERROR_UNSUPPORTED,
+               "tokenizer.json: model %.80s is not supported, only BPE is", xdi_hf_type(l->model));
+    XD_REQUIRE(l->ctx,
+               xd_json_kind_of(l->vocab) == XD_JSON_OBJECT && xd_json_kind_of(l->merges) == XD_JSON_ARRAY,
+               XD_ERROR_FORMAT, "tokenizer.json: the model lacks vocab or merges");
     for (int i = 0; i < 2; i++)
-        XDI_REQUIRE(l->ctx, xdi_hf_is_absent(xd_json_find(l->model, absent[i])), XD_ERROR_UNSUPPORTED,
-                    "tokenizer.json: %s is not supported", absent[i]);
+        XD_REQUIRE(l->ctx, xdi_hf_is_absent(xd_json_find(l->model, absent[i])), XD_ERROR_UNSUPPORTED,
+                   "tokenizer.json: %s is not supported", absent[i]);
     (void)xd_json_double(xd_json_find(l->model, "dropout"), &dropout);
-    XDI_REQUIRE(l->ctx, dropout == 0.0, XD_ERROR_UNSUPPORTED, "tokenizer.json: dropout %g is not supported",
-                dropout);
+    XD_REQUIRE(l->ctx, dropout == 0.0, XD_ERROR_UNSUPPORTED, "tokenizer.json: dropout %g is not supported",
+               dropout);
     return XD_OK;
 }
 
@@ -446,9 +445,9 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
     *bytes += 2 * xdi_hf_string_bytes(xd_json_find(l->root, "pre_tokenizer")) + 16;
     for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item)) {
         const char *text = xd_json_key(item, &length);
-        XDI_REQUIRE(l->ctx, xd_json_int64(item, &id), XD_ERROR_FORMAT,
-                    "tokenizer.json: \"%.80s\" has no id at byte %llu", text,
-                    (unsigned long long)xd_json_offset(item));
+        XD_REQUIRE(l->ctx, xd_json_int64(item, &id), XD_ERROR_FORMAT,
+                   "tokenizer.json: \"%.80s\" has no id at byte %llu", text,
+                   (unsigned long long)xd_json_offset(item));
         *bytes += 2 * length;
         if (length > longest) longest = length;
         if (id >= *size) *size = id == INT64_MAX ? id : id + 1;
@@ -459,11 +458,11 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
         *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
         if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
     }
-    XDI_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
+    XD_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
     l->buffer_bytes = 2 * longest + 2;
     l->buffer = (uint8_t *)xd_allocate(l->ctx, l->buffer_bytes);
-    XDI_REQUIRE(l->ctx, l->buffer, XD_ERROR_MEMORY, "no room for a token of %llu bytes",
-                (unsigned long long)longest);
+    XD_REQUIRE(l->ctx, l->buffer, XD_ERROR_MEMORY, "no room for a token of %llu bytes",
+               (unsigned long long)longest);
     return XD_OK;
 }
 
@@ -474,20 +473,20 @@ static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     t->byte_fallback = xdi_hf_flag(l->model, "byte_fallback", false);
     t->fuse_unknown = xdi_hf_flag(l->model, "fuse_unk", false);
     t->ignore_merges = xdi_hf_flag(l->model, "ignore_merges", false);
-    XDI_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
+    XD_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
     t->normalizer_count = t->rewrite_count;
-    XDI_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
+    XD_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
     for (int i = 0; i < t->rewrite_count; i++) {
         const xdi_rewrite *w = &t->rewrites[i];
         if (w->to_bytes == 3 && memcmp(t->blob + w->to, XDI_TOKENIZER_MARK, 3) == 0) l->marks = true;
     }
-    XDI_TRY(xdi_hf_add_vocab(l));
+    XD_TRY(xdi_hf_add_vocab(l));
     for (const xd_json *item = xd_json_first(l->merges); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_merge(l, item, rank++));
+        XD_TRY(xdi_hf_add_merge(l, item, rank++));
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item))
-        XDI_TRY(xdi_hf_add_added(l, item));
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
-    XDI_TRY(xdi_hf_fill_around(l));
+        XD_TRY(xdi_hf_add_added(l, item));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_hf_fill_around(l));
     return xdi_tokenizer_finish(t);
 }
 
@@ -504,7 +503,7 @@ XD_PRIVATE xd_result xdi_tokenizer_load_json(xd_ctx *ctx, const xdi_tokenizer_fi
     l.merges = xd_json_find(l.model, "merges");
     l.added = xd_json_find(file->root, "added_tokens");
     l.byte_level = xdi_hf_has(xd_json_find(file->root, "pre_tokenizer"), "pretokenizers", "ByteLevel");
-    XDI_TRY(xdi_hf_check_model(&l));
+    XD_TRY(xdi_hf_check_model(&l));
     xd_result result = xdi_hf_measure(&l, desc, &size, &bytes);
     if (result == XD_OK) result = xdi_tokenizer_begin(ctx, size, bytes, &l.t);
     if (result == XD_OK) result = xdi_hf_fill(&l, desc);

@@ -42,9 +42,9 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
                                  xd_tokenizer **out) {
     const xdi_tokenizer_format *format = xdi_tokenizer_formats;
     while (!format->is(file)) format++;
-    XDI_REQUIRE(ctx, !format->has_pattern || (d->preset == XD_TOKENIZER_PRESET_NONE && !d->pattern),
-                XD_ERROR_ARGUMENT, "a %s has its own pattern; preset and pattern are for rank files",
-                format->name);
+    XD_REQUIRE(ctx, !format->has_pattern || (d->preset == XD_TOKENIZER_PRESET_NONE && !d->pattern),
+               XD_ERROR_ARGUMENT, "a %s has its own pattern; preset and pattern are for rank files",
+               format->name);
     return format->load(ctx, file, d, out);
 }
 
@@ -53,24 +53,24 @@ static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd
     size_t at = 0;
     xd_json_desc limits;
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
-    XDI_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
-                (unsigned long long)bytes);
+    XD_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
+               (unsigned long long)bytes);
     if (text[at] != '{') return XD_OK;
     memset(&limits, 0, sizeof limits);
     limits.max_bytes = bytes;
     limits.allow_nul = true;
-    return xd_json_parse(ctx, &limits, text, bytes, root);
+    return xd_json_load_memory(ctx, &limits, text, bytes, root);
 }
 
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out) {
     xd_tokenizer *t = NULL;
     xd_json *root = NULL;
     xdi_tokenizer_file file;
     xd_tokenizer_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    XDI_TRY(xdi_format_open(ctx, (const char *)data, bytes, &root));
+    XD_TRY(xdi_format_open(ctx, (const char *)data, bytes, &root));
     file.text = (const char *)data;
     file.bytes = bytes;
     file.root = root;
@@ -88,9 +88,9 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
                                    xd_tokenizer **out) {
     char *data = NULL;
     size_t bytes = 0;
-    XDI_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
-    const xd_result result = xd_tokenizer_parse(ctx, data, bytes, desc, out);
+    XD_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
+    const xd_result result = xd_tokenizer_load_memory(ctx, data, bytes, desc, out);
     xd_release(ctx, data);
-    XDI_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
     return XD_OK;
 }

@@ -145,20 +145,20 @@ static xd_result xdi_ranks_add_special(xd_tokenizer *t, int32_t id, const char *
     memset(&added, 0, sizeof added);
     added.id = id;
     added.special = true;
-    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
-                "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
-                name, (int)id);
+    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+               "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
+               name, (int)id);
     return xdi_tokenizer_add_special(t, &added, name, strlen(name));
 }
 
 static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p) {
     char name[XDI_RANKS_NAME];
     for (int i = 0; p->specials[i].content; i++)
-        XDI_TRY(xdi_ranks_add_special(t, p->specials[i].id, p->specials[i].content));
+        XD_TRY(xdi_ranks_add_special(t, p->specials[i].id, p->specials[i].content));
     for (int id = p->reserved_begin; id < p->reserved_end; id++) {
         snprintf(name, sizeof name, "<|reserved_special_token_%d|>",
                  id - p->reserved_begin + p->reserved_first);
-        XDI_TRY(xdi_ranks_add_special(t, (int32_t)id, name));
+        XD_TRY(xdi_ranks_add_special(t, (int32_t)id, name));
     }
     return XD_OK;
 }
@@ -168,12 +168,12 @@ static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p
 /* Merges of a complete set of byte tokens whose ids grow with their ranks, and the pattern. */
 static xd_result xdi_ranks_finish(xd_tokenizer *t, const char *pattern, size_t pattern_bytes) {
     int32_t *ranks = (int32_t *)xd_allocate(t->ctx, (size_t)t->size * sizeof *ranks);
-    XDI_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
+    XD_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
     for (int32_t i = 0; i < t->size; i++) ranks[i] = i;
     const xd_result result = xdi_tokenizer_derive_merges(t, ranks);
     xd_release(t->ctx, ranks);
-    XDI_TRY(result);
-    XDI_TRY(xdi_tokenizer_add_split(t, pattern, pattern_bytes, false, XDI_SPLIT_ISOLATED, false));
+    XD_TRY(result);
+    XD_TRY(xdi_tokenizer_add_split(t, pattern, pattern_bytes, false, XDI_SPLIT_ISOLATED, false));
     return xdi_tokenizer_finish(t);
 }
 
@@ -195,8 +195,8 @@ static xd_result xdi_ranks_next(xd_ctx *ctx, const char **at, const char *end, i
     for (; p < end && *p >= '0' && *p <= '9' && *rank < XDI_TOKENIZER_IDS; p++)
         *rank = *rank * 10 + (*p - '0');
     const bool closed = p == end || *p == '\n' || *p == '\r';
-    XDI_REQUIRE(ctx, p > digits && closed, XD_ERROR_FORMAT, "rank file: line %lld is not base64 and a rank",
-                (long long)*line);
+    XD_REQUIRE(ctx, p > digits && closed, XD_ERROR_FORMAT, "rank file: line %lld is not base64 and a rank",
+               (long long)*line);
     *found = true;
     *at = p;
     return XD_OK;
@@ -208,13 +208,13 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     size_t length = 0, decoded = 0;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        XD_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
         if (length == 1 && *base64 == '=')
             continue; /* no bytes: an id that is kept free, as Whisper's file has it */
-        XDI_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
-                    "rank file: line %lld is not base64", (long long)line);
-        XDI_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
+        XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
+                   "rank file: line %lld is not base64", (long long)line);
+        XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
     }
 }
 
@@ -231,7 +231,7 @@ static xd_result xdi_ranks_measure(xd_ctx *ctx, const char *text, size_t bytes, 
     bool found;
     memset(size, 0, sizeof *size);
     for (;;) {
-        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        XD_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
         if (rank >= size->ids) size->ids = rank + 1;
         if (length > size->longest) size->longest = length;
@@ -243,11 +243,11 @@ static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
                                 const xd_tokenizer_desc *desc, const xdi_ranks_preset *preset,
                                 uint8_t *buffer) {
     t->byte_level = t->ignore_merges = true;
-    XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
-    XDI_TRY(xdi_ranks_add_preset(t, preset));
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
+    XD_TRY(xdi_ranks_add_preset(t, preset));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
     xdi_tokenizer_name_ends(t, preset->bos, preset->eos);
-    if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
+    if (preset->nfc) XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
     t->normalizer_count = t->rewrite_count;
     const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
     return xdi_ranks_finish(t, pattern, strlen(pattern));
@@ -257,18 +257,18 @@ XD_PRIVATE xd_result xdi_tokenizer_load_ranks(xd_ctx *ctx, const xdi_tokenizer_f
                                               const xd_tokenizer_desc *desc, xd_tokenizer **out) {
     xdi_ranks_size size;
     xd_tokenizer *t = NULL;
-    XDI_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
-                "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
+    XD_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
+               "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
     const xdi_ranks_preset *preset = &xdi_ranks_presets[desc->preset];
-    XDI_TRY(xdi_ranks_measure(ctx, file->text, file->bytes, &size));
-    XDI_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
-                "a rank file needs a preset or a pattern");
+    XD_TRY(xdi_ranks_measure(ctx, file->text, file->bytes, &size));
+    XD_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
+               "a rank file needs a preset or a pattern");
     xdi_ranks_measure_preset(preset, &size.ids, &size.blob);
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
-    XDI_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
+    XD_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
+    XD_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, size.longest + 4);
     const xd_result result = buffer ? xdi_ranks_fill(t, file->text, file->bytes, desc, preset, buffer)
-                                    : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
+                                    : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
     xd_release(ctx, buffer);
     if (result == XD_OK)
         *out = t;
@@ -295,12 +295,12 @@ static xd_result xdi_tekken_measure(xdi_tekken *k, const xd_json *root, const xd
     k->pattern = xd_json_string(xd_json_find(config, "pattern"), &k->pattern_bytes);
     const bool good = k->pattern && xd_json_int64(xd_json_find(config, "default_vocab_size"), &k->size) &&
                       xd_json_int64(xd_json_find(config, "default_num_special_tokens"), &k->special_count);
-    XDI_REQUIRE(k->ctx,
-                good && k->special_count >= 0 && k->special_count < k->size &&
-                    k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
-                XD_ERROR_FORMAT,
-                "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
-                "are out of range");
+    XD_REQUIRE(k->ctx,
+               good && k->special_count >= 0 && k->special_count < k->size &&
+                   k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
+               XD_ERROR_FORMAT,
+               "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
+               "are out of range");
     for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
         size_t length = 0;
         (void)xd_json_string(xd_json_find(item, "token_bytes"), &length);
@@ -323,11 +323,11 @@ static xd_result xdi_tekken_add_vocab(const xdi_tekken *k, xd_tokenizer *t, uint
         const char *base64 = xd_json_string(xd_json_find(item, "token_bytes"), &length);
         const bool good = base64 && xd_json_int64(xd_json_find(item, "rank"), &rank) && rank >= 0 &&
                           xdi_base64_decode(base64, length, buffer, &decoded);
-        XDI_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
-                    (unsigned long long)xd_json_offset(item));
+        XD_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
+                   (unsigned long long)xd_json_offset(item));
         if (rank < k->size - k->special_count)
-            XDI_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
-                                      0));
+            XD_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
+                                     0));
     }
     return XD_OK;
 }
@@ -359,17 +359,17 @@ static xd_result xdi_tekken_add_specials(const xdi_tekken *k, xd_tokenizer *t) {
     for (const xd_json *item = xd_json_first(k->specials); item; item = xd_json_next(item)) {
         const char *text = xd_json_string(xd_json_find(item, "token_str"), NULL);
         const bool good = text && *text && xd_json_int64(xd_json_find(item, "rank"), &rank);
-        XDI_REQUIRE(k->ctx, good && rank >= 0 && rank < k->special_count, XD_ERROR_FORMAT,
-                    "Tekken: the special token at byte %llu lacks token_str, or a rank in 0 to %lld",
-                    (unsigned long long)xd_json_offset(item), (long long)k->special_count - 1);
-        XDI_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
+        XD_REQUIRE(k->ctx, good && rank >= 0 && rank < k->special_count, XD_ERROR_FORMAT,
+                   "Tekken: the special token at byte %llu lacks token_str, or a rank in 0 to %lld",
+                   (unsigned long long)xd_json_offset(item), (long long)k->special_count - 1);
+        XD_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
     }
     for (int32_t id = 0; id < k->special_count; id++) {
         if (t->tokens[id].kind != XD_TOKEN_KIND_NONE) continue;
         const bool named = !k->specials && id < (int32_t)(sizeof old / sizeof old[0]);
         snprintf(name, sizeof name, "%s", named ? old[id] : "");
         if (!named) snprintf(name, sizeof name, "<SPECIAL_%d>", (int)id);
-        XDI_TRY(xdi_ranks_add_special(t, id, name));
+        XD_TRY(xdi_ranks_add_special(t, id, name));
     }
     return XD_OK;
 }
@@ -380,11 +380,11 @@ XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_
     xd_tokenizer *t = NULL;
     memset(&k, 0, sizeof k);
     k.ctx = ctx;
-    XDI_TRY(xdi_tekken_measure(&k, file->root, desc));
-    XDI_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
+    XD_TRY(xdi_tekken_measure(&k, file->root, desc));
+    XD_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
     t->byte_level = t->ignore_merges = true;
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, k.longest + 4);
-    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
+    xd_result result = buffer ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
     if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);
     if (result == XD_OK) result = xdi_tekken_add_specials(&k, t);
     if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);

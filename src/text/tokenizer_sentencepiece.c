@@ -24,8 +24,8 @@ typedef struct xdi_protobuf_field {
 } xdi_protobuf_field;
 
 static xd_result xdi_protobuf_refuse(const xdi_protobuf *p, const char *what) {
-    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "SentencePiece model: %s at byte %llu", what,
-                    (unsigned long long)(p->at - p->start));
+    return XD_FAIL(p->ctx, XD_ERROR_FORMAT, "SentencePiece model: %s at byte %llu", what,
+                   (unsigned long long)(p->at - p->start));
 }
 
 static xd_result xdi_protobuf_varint(xdi_protobuf *p, uint64_t *value) {
@@ -44,14 +44,14 @@ static xd_result xdi_protobuf_next(xdi_protobuf *p, xdi_protobuf_field *f, bool 
     uint64_t key;
     *found = p->at < p->end;
     if (!*found) return XD_OK;
-    XDI_TRY(xdi_protobuf_varint(p, &key));
+    XD_TRY(xdi_protobuf_varint(p, &key));
     memset(f, 0, sizeof *f);
     f->wire = (unsigned)(key & 7u);
     if (key >> 3 == 0 || key >> 3 > 0x1fffffff) return xdi_protobuf_refuse(p, "a field number out of range");
     f->number = (uint32_t)(key >> 3);
     if (f->wire == 0) return xdi_protobuf_varint(p, &f->value);
     uint64_t length = f->wire == 1 ? 8 : 4;
-    if (f->wire == 2) XDI_TRY(xdi_protobuf_varint(p, &length));
+    if (f->wire == 2) XD_TRY(xdi_protobuf_varint(p, &length));
     if (f->wire != 1 && f->wire != 2 && f->wire != 5)
         return xdi_protobuf_refuse(p, "an unknown kind of field");
     if (length > (uint64_t)(p->end - p->at))
@@ -113,7 +113,7 @@ static xd_result xdi_sentencepiece_read_piece(const xdi_protobuf *file, const xd
     memset(piece, 0, sizeof *piece);
     piece->kind = XDI_SENTENCEPIECE_NORMAL;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) break;
         if (f.number == 1 && f.wire == 2) {
             piece->text = f.bytes;
@@ -142,7 +142,7 @@ static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_
     xdi_protobuf_field f;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.number == 3 && f.wire == 0) m->model_type = f.value;
         if (f.number == 24 && f.wire == 0) m->spaces_behind = f.value != 0;
@@ -157,7 +157,7 @@ static xd_result xdi_sentencepiece_read_normalizer(xdi_sentencepiece *m, const x
     xdi_protobuf_field f;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.number == 2 && f.wire == 2) m->character_map = f.length;
         if (f.number == 3 && f.wire == 0) m->prefix = f.value != 0;
@@ -180,33 +180,33 @@ static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
     m->eos.text = "</s>";
     m->eos.bytes = 4;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
         if (f.wire != 2) continue;
         if (f.number == 1) {
-            XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+            XD_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
             m->pieces++;
             m->bytes += 2 * piece.length;
         }
-        if (f.number == 2) XDI_TRY(xdi_sentencepiece_read_trainer(m, &f));
-        if (f.number == 3) XDI_TRY(xdi_sentencepiece_read_normalizer(m, &f));
+        if (f.number == 2) XD_TRY(xdi_sentencepiece_read_trainer(m, &f));
+        if (f.number == 3) XD_TRY(xdi_sentencepiece_read_normalizer(m, &f));
     }
 }
 
 static xd_result xdi_sentencepiece_check(const xdi_sentencepiece *m) {
     static const char *const types[] = { "0", "Unigram", "BPE", "Word", "Character" };
     xd_ctx *ctx = m->file.ctx;
-    XDI_REQUIRE(ctx, m->pieces > 0, XD_ERROR_FORMAT, "SentencePiece model: there are no pieces");
-    XDI_REQUIRE(ctx, m->model_type == 2, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model of type %s: only BPE is supported",
-                m->model_type < 5 ? types[m->model_type] : "unknown");
-    XDI_REQUIRE(ctx, m->character_map == 0 && m->rules == 0, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: a normaliser's character map of %llu bytes is not supported",
-                (unsigned long long)(m->character_map + m->rules));
-    XDI_REQUIRE(ctx, !m->remove_spaces, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: remove_extra_whitespaces is not supported");
-    XDI_REQUIRE(ctx, m->escape_spaces && !m->spaces_behind, XD_ERROR_UNSUPPORTED,
-                "SentencePiece model: blanks that are not escaped, or that end words, are not supported");
+    XD_REQUIRE(ctx, m->pieces > 0, XD_ERROR_FORMAT, "SentencePiece model: there are no pieces");
+    XD_REQUIRE(ctx, m->model_type == 2, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model of type %s: only BPE is supported",
+               m->model_type < 5 ? types[m->model_type] : "unknown");
+    XD_REQUIRE(ctx, m->character_map == 0 && m->rules == 0, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: a normaliser's character map of %llu bytes is not supported",
+               (unsigned long long)(m->character_map + m->rules));
+    XD_REQUIRE(ctx, !m->remove_spaces, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: remove_extra_whitespaces is not supported");
+    XD_REQUIRE(ctx, m->escape_spaces && !m->spaces_behind, XD_ERROR_UNSUPPORTED,
+               "SentencePiece model: blanks that are not escaped, or that end words, are not supported");
     return XD_OK;
 }
 
@@ -223,19 +223,19 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     case XDI_SENTENCEPIECE_NORMAL:
         return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_NORMAL, piece->text, piece->length, buffer, length);
     case XDI_SENTENCEPIECE_UNKNOWN:
-        XDI_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
-                    "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
+        XD_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
+                   "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
         t->unknown = id;
         return xdi_tokenizer_set(t, id, XD_TOKEN_KIND_UNKNOWN, piece->text, piece->length);
     case XDI_SENTENCEPIECE_CONTROL:
     case XDI_SENTENCEPIECE_USER: return xdi_tokenizer_add_special(t, &added, (const char *)buffer, length);
     case XDI_SENTENCEPIECE_BYTE:
-        XDI_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
+        XD_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
         return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_BYTE, piece->text, piece->length, &raw, 1);
     default:
-        return XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
-                        (int)id, (unsigned long long)piece->kind,
-                        piece->kind == XDI_SENTENCEPIECE_UNUSED ? " (unused), which is not supported" : "");
+        return XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
+                       (int)id, (unsigned long long)piece->kind,
+                       piece->kind == XDI_SENTENCEPIECE_UNUSED ? " (unused), which is not supported" : "");
     }
 }
 
@@ -262,12 +262,12 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     int32_t id = 0;
     bool found;
     for (;;) {
-        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        XD_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) break;
         if (f.wire != 2 || f.number != 1) continue;
-        XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+        XD_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
         ranks[id] = xdi_sentencepiece_rank(piece.score);
-        XDI_TRY(xdi_sentencepiece_add(t, id, &piece, buffer));
+        XD_TRY(xdi_sentencepiece_add(t, id, &piece, buffer));
         id++;
     }
     t->byte_fallback = m->byte_fallback;
@@ -275,14 +275,14 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     t->bos = xdi_sentencepiece_control(t, &m->bos);
     t->eos = xdi_sentencepiece_control(t, &m->eos);
     if (t->bos >= 0) xdi_tokenizer_put_around(t, t->bos, false);
-    XDI_TRY(xdi_tokenizer_derive_merges(t, ranks));
-    XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
+    XD_TRY(xdi_tokenizer_derive_merges(t, ranks));
+    XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {
-        XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
+        XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
         t->adds_prefix = true;
     }
     t->normalizer_count = t->rewrite_count;
-    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XD_TRY(xdi_tokenizer_add_specials(t, desc));
     return xdi_tokenizer_finish(t);
 }
 
@@ -294,17 +294,17 @@ XD_PRIVATE xd_result xdi_tokenizer_load_sentencepiece(xd_ctx *ctx, const xdi_tok
     m.file.ctx = ctx;
     m.file.start = m.file.at = (const uint8_t *)file->text;
     m.file.end = m.file.start + file->bytes;
-    XDI_TRY(xdi_sentencepiece_measure(&m));
-    XDI_TRY(xdi_sentencepiece_check(&m));
+    XD_TRY(xdi_sentencepiece_measure(&m));
+    XD_TRY(xdi_sentencepiece_check(&m));
     int64_t size = m.pieces;
     size_t blob = m.bytes + 16;
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
-    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
+    XD_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
+    XD_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
     int32_t *ranks = (int32_t *)xd_allocate(ctx, (size_t)size * sizeof *ranks);
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, m.bytes + 1);
     xd_result result = ranks && buffer
                            ? xdi_sentencepiece_fill(&m, t, desc, ranks, buffer)
-                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)size);
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)size);
     xd_release(ctx, ranks);
     xd_release(ctx, buffer);
     if (result == XD_OK)

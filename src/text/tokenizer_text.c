@@ -12,12 +12,12 @@
 static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->length + more > t->capacity) {
         const size_t capacity = t->length + more + t->capacity / 2 + 64;
-        XDI_REQUIRE(ctx, t->length + more < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
-                    "a text of %llu bytes after normalisation; less than %d are supported",
-                    (unsigned long long)(t->length + more), (int)XDI_TOKENIZER_TEXT);
+        XD_REQUIRE(ctx, t->length + more < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+                   "a text of %llu bytes after normalisation; less than %d are supported",
+                   (unsigned long long)(t->length + more), (int)XDI_TOKENIZER_TEXT);
         uint8_t *bytes = (uint8_t *)xd_allocate(ctx, capacity);
-        XDI_REQUIRE(ctx, bytes, XD_ERROR_MEMORY, "no room for a text of %llu bytes",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(ctx, bytes, XD_ERROR_MEMORY, "no room for a text of %llu bytes",
+                   (unsigned long long)capacity);
         if (t->bytes) memcpy(bytes, t->bytes, t->length);
         xd_release(ctx, t->bytes);
         t->bytes = bytes;
@@ -26,8 +26,7 @@ static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->run_count == t->run_capacity) {
         const size_t capacity = t->run_capacity ? 2 * t->run_capacity : 64;
         xdi_text_run *runs = (xdi_text_run *)xd_allocate(ctx, capacity * sizeof *runs);
-        XDI_REQUIRE(ctx, runs, XD_ERROR_MEMORY, "no room for %llu runs of text",
-                    (unsigned long long)capacity);
+        XD_REQUIRE(ctx, runs, XD_ERROR_MEMORY, "no room for %llu runs of text", (unsigned long long)capacity);
         if (t->runs) memcpy(runs, t->runs, t->run_count * sizeof *runs);
         xd_release(ctx, t->runs);
         t->runs = runs;
@@ -95,7 +94,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
         const xdi_text_run *r = &in->runs[*run];
         const size_t next = *run + 1 < in->run_count ? in->runs[*run + 1].at : in->length;
         const size_t stop = next < end ? next : end;
-        XDI_TRY(xdi_text_reserve(ctx, out, stop - begin));
+        XD_TRY(xdi_text_reserve(ctx, out, stop - begin));
         xdi_text_run *made = &out->runs[out->run_count];
         const xdi_text_run *last = out->run_count ? made - 1 : NULL;
         *made = *r;
@@ -117,7 +116,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
 static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
                               xd_token_span span) {
     if (length == 0) return XD_OK;
-    XDI_TRY(xdi_text_reserve(ctx, out, length));
+    XD_TRY(xdi_text_reserve(ctx, out, length));
     xdi_text_run *run = &out->runs[out->run_count++];
     run->at = (uint32_t)out->length;
     run->from = (uint32_t)span.begin;
@@ -143,8 +142,8 @@ static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool c
         xd_release(ctx, r->points);
         r->point_capacity = 0;
         r->points = (uint32_t *)xd_allocate(ctx, 2 * needed * sizeof *r->points);
-        XDI_REQUIRE(ctx, r->points, XD_ERROR_MEMORY, "no room for a cluster of %llu characters",
-                    (unsigned long long)needed);
+        XD_REQUIRE(ctx, r->points, XD_ERROR_MEMORY, "no room for a cluster of %llu characters",
+                   (unsigned long long)needed);
         r->point_capacity = needed;
     }
     *count = 0;
@@ -160,7 +159,7 @@ static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool com
                                      const xdi_text_view *in, size_t *run, size_t begin, size_t end,
                                      xdi_text *out) {
     size_t count = 0;
-    XDI_TRY(xdi_rewrite_decompose(ctx, u, compat, r, in->bytes + begin, in->bytes + end, &count));
+    XD_TRY(xdi_rewrite_decompose(ctx, u, compat, r, in->bytes + begin, in->bytes + end, &count));
     count = xdi_unicode_compose(u, r->points, count, r->points + r->point_capacity);
     uint8_t *bytes = (uint8_t *)(r->points + r->point_capacity); /* the other half is free again */
     size_t length = 0;
@@ -202,8 +201,8 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
             if (!(xdi_unicode_property(t->unicode, point) & XDI_UNICODE_JOINS)) break;
             stop += next;
         }
-        XDI_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
-        XDI_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
+        XD_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
+        XD_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
         done = at = before = stop;
     }
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
@@ -232,7 +231,7 @@ static xd_result xdi_rewrite_prepend(xd_ctx *ctx, const uint8_t *to, size_t byte
     size_t run = 0;
     xd_token_span span = xdi_text_origin(in, &run, 0, 0);
     span.end = span.begin;
-    XDI_TRY(xdi_text_put(ctx, out, to, bytes, span));
+    XD_TRY(xdi_text_put(ctx, out, to, bytes, span));
     return xdi_text_copy(ctx, out, in, &run, 0, in->length);
 }
 
@@ -251,10 +250,10 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
     size_t begin, end, run = 0;
     xdi_matcher_start(&r->matcher, in->bytes, in->length);
     for (size_t at = 0; at < in->length; at = end) {
-        XDI_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
-        XDI_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
+        XD_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
+        XD_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
         if (begin < end)
-            XDI_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
+            XD_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
     }
     return XD_OK;
 }
@@ -279,13 +278,13 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
         xdi_text *text = &r->texts[use];
         if (xdi_rewrite_is_idle(t, w, &in)) continue;
         text->length = text->run_count = 0;
-        XDI_TRY(xdi_text_reserve(ctx, text, in.length));
+        XD_TRY(xdi_text_reserve(ctx, text, in.length));
         if (w->kind == XDI_REWRITE_PREPEND)
-            XDI_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
+            XD_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
         else if (w->kind == XDI_REWRITE_REPLACE)
-            XDI_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
+            XD_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
         else
-            XDI_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
+            XD_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
         in.bytes = text->bytes;
         in.length = text->length;
         in.runs = text->runs;

@@ -20,14 +20,14 @@ static bool xdi_clip_has_gradient(const xd_param *p) {
 }
 
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
-    XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
-    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT,
-                "norm type %d is unknown", (int)d->type);
-    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
-                "clip form %d is unknown", (int)d->form);
-    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
-                d->max_norm);
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
+               (int)d->type);
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
+               "clip form %d is unknown", (int)d->form);
+    XD_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
+               d->max_norm);
     return XD_OK;
 }
 
@@ -37,7 +37,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     xd_norm_array arrays[XDI_CLIP_BATCH];
     xd_norm_args args;
-    XDI_TRY(xdi_clip_validate(ctx, d));
+    XD_TRY(xdi_clip_validate(ctx, d));
     args.arrays = arrays;
     args.array_count = 0;
     args.type = d->type;
@@ -51,7 +51,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         array->dtype = xdi_train_gradient_dtype(p);
         array->replica = p->replica;
         if (args.array_count < XDI_CLIP_BATCH) continue;
-        XDI_TRY(kernels.norm(&launch, &args, sum));
+        XD_TRY(kernels.norm(&launch, &args, sum));
         args.array_count = 0;
     }
     return kernels.norm(&launch, &args, sum);
@@ -62,7 +62,7 @@ static xd_result xdi_clip_exchange_sum(xd_comm *comm, xd_norm_sum *sum, int64_t 
     double pack[1 + XDI_CLIP_COUNTS];
     pack[0] = sum->sum;
     for (int i = 0; i < XDI_CLIP_COUNTS; i++) pack[1 + i] = (double)counts[i];
-    XDI_TRY(xd_all_reduce(comm, pack, pack, 1 + XDI_CLIP_COUNTS, XD_DTYPE_F64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, pack, pack, 1 + XDI_CLIP_COUNTS, XD_DTYPE_F64, XD_SUM));
     sum->sum = pack[0];
     for (int i = 0; i < XDI_CLIP_COUNTS; i++) counts[i] = (int64_t)pack[1 + i];
     return XD_OK;
@@ -70,7 +70,7 @@ static xd_result xdi_clip_exchange_sum(xd_comm *comm, xd_norm_sum *sum, int64_t 
 
 /* No one reduction takes the maximum of a value and the sum of the counts. */
 static xd_result xdi_clip_exchange_largest(xd_comm *comm, xd_norm_sum *sum, int64_t *counts) {
-    XDI_TRY(xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX));
+    XD_TRY(xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX));
     return xd_all_reduce(comm, counts, counts, XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM);
 }
 
@@ -78,7 +78,7 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     int64_t pack[XD_NORM_LIMBS + XDI_CLIP_COUNTS];
     memcpy(pack, sum->limbs, sizeof sum->limbs);
     memcpy(pack + XD_NORM_LIMBS, counts, XDI_CLIP_COUNTS * sizeof *counts);
-    XDI_TRY(xd_all_reduce(comm, pack, pack, XD_NORM_LIMBS + XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, pack, pack, XD_NORM_LIMBS + XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM));
     memcpy(sum->limbs, pack, sizeof sum->limbs);
     memcpy(counts, pack + XD_NORM_LIMBS, XDI_CLIP_COUNTS * sizeof *counts);
     return XD_OK;
@@ -93,10 +93,10 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     counts[XDI_CLIP_NAN] = sum->nan;
     counts[XDI_CLIP_FAILED] = mine != XD_OK;
     if (comm && exact)
-        XDI_TRY(xdi_clip_exchange_exact(comm, sum, counts));
+        XD_TRY(xdi_clip_exchange_exact(comm, sum, counts));
     else if (comm)
-        XDI_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
-                                    : xdi_clip_exchange_sum(comm, sum, counts));
+        XD_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
+                                   : xdi_clip_exchange_sum(comm, sum, counts));
     if (counts[XDI_CLIP_FAILED] > 0) return comm ? xd_agree(comm, mine) : mine;
     sum->not_finite = counts[XDI_CLIP_NOT_FINITE];
     sum->nan = counts[XDI_CLIP_NAN];
@@ -107,7 +107,7 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
 static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
     /* not_finite, nan and the limbs stand side by side. */
     const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
-    XDI_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
+    XD_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
     if (type == XD_NORM_MAX)
         return xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX);
     return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
@@ -120,7 +120,7 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
     xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
     if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
     if (!comm) return mine;
-    XDI_TRY(xd_agree(comm, mine));
+    XD_TRY(xd_agree(comm, mine));
     return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 
@@ -135,9 +135,9 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     if (kernels.device == XD_DEVICE_CPU) {
         memset(&sum, 0, sizeof sum);
         const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
-        XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+        XD_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
     } else {
-        XDI_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
+        XD_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
         args.sum = &out->sum;
     }
     args.type = desc->type;
@@ -156,7 +156,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
-        XDI_REQUIRE(
+        XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
             XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
             params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
@@ -167,7 +167,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XDI_TRY(kernels.scale(&launch, &args));
+        XD_TRY(kernels.scale(&launch, &args));
     }
     return XD_OK;
 }

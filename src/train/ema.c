@@ -66,22 +66,22 @@ static bool xdi_ema_averages(xd_dtype dtype) {
 
 /* Written so that NaN fails each of them. */
 static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
-                "average schedule %d is unknown", (int)d->schedule);
-    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
-                d->decay);
-    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "gamma %g is below -1 or not finite", d->gamma);
-    XDI_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
-    XDI_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
-                "rampup_ratio %g is negative or not finite", d->rampup_ratio);
-    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
-                (long long)d->batch_size);
-    XDI_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
-                (long long)d->start_iteration);
-    XDI_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
-                xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
+               "average schedule %d is unknown", (int)d->schedule);
+    XD_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
+               d->decay);
+    XD_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "gamma %g is below -1 or not finite", d->gamma);
+    XD_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
+    XD_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "rampup_ratio %g is negative or not finite", d->rampup_ratio);
+    XD_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
+               (long long)d->batch_size);
+    XD_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
+               (long long)d->start_iteration);
+    XD_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
+               xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
@@ -106,8 +106,8 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
     xd_ema_desc d = *desc;
     xdi_ema_defaults(&d);
-    XDI_TRY(xdi_ema_validate(ctx, &d));
-    XDI_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    XD_TRY(xdi_ema_validate(ctx, &d));
+    XD_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
     *decay = xdi_ema_decay_at(&d, iteration);
     return XD_OK;
 }
@@ -153,18 +153,18 @@ static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, siz
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
-                (long long)count, (const void *)params);
+    XD_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
+               (long long)count, (const void *)params);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
-        XDI_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
-                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
-                    XDI_EMA_NAME_ROOM - 1);
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
-                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
-                    xd_dtype_name(p->dtype));
+        XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
+                   "parameter %lld has no name, or one of more than %d bytes", (long long)i,
+                   XDI_EMA_NAME_ROOM - 1);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
+                   "%s: %s cannot be averaged; buffers say so with the flag", p->name,
+                   xd_dtype_name(p->dtype));
     }
     return XD_OK;
 }
@@ -231,9 +231,9 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
 static xd_result xdi_ema_index(xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const int64_t slot = xdi_ema_slot(ema, ema->names[i].text);
-        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
-                    "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
-                    ema->params[i].name, ema->names[i].text);
+        XD_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
+                   "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
+                   ema->params[i].name, ema->names[i].text);
         ema->slots[slot] = i + 1;
     }
     return XD_OK;
@@ -266,9 +266,9 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     xd_arena device = xd_arena_over(shadows, device_bytes);
     ema->ctx = ctx;
     if (device_bytes && !shadows)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY,
-                        "no room for the average of %lld parameters: %zu bytes of the device",
-                        (long long)count, device_bytes);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY,
+                       "no room for the average of %lld parameters: %zu bytes of the device",
+                       (long long)count, device_bytes);
     xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
     ema->ctx = ctx;
     ema->device_memory = shadows;
@@ -276,8 +276,8 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->params = params;
     ema->param_count = count;
     ema->initialized = d->init_from_current;
-    XDI_TRY(xdi_ema_index(ema));
-    if (kernels.list_create) XDI_TRY(kernels.list_create(ctx, count, &ema->list));
+    XD_TRY(xdi_ema_index(ema));
+    if (kernels.list_create) XD_TRY(kernels.list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -287,14 +287,14 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ema_defaults(&d);
-    XDI_TRY(xdi_ema_validate(ctx, &d));
-    XDI_TRY(xdi_ema_validate_params(ctx, params, count));
+    XD_TRY(xdi_ema_validate(ctx, &d));
+    XD_TRY(xdi_ema_validate_params(ctx, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                        (long long)count, plan.peak);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
+                       (long long)count, plan.peak);
     const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
     if (result == XD_OK)
         *out = ema;
@@ -337,33 +337,33 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
+    XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false, status);
 }
 
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
-        XDI_REQUIRE(ema->ctx,
-                    now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
-                        now->buffer == then->buffer,
-                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
-                    ema->names[i].text);
+        XD_REQUIRE(ema->ctx,
+                   now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
+                       now->buffer == then->buffer,
+                   XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
+                   ema->names[i].text);
     }
     return XD_OK;
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
-                (long long)iteration);
-    XDI_TRY(xdi_ema_unchanged(ema));
+    XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
+               (long long)iteration);
+    XD_TRY(xdi_ema_unchanged(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
     /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
     if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
-    XDI_TRY(xdi_ema_copy(ema, true, status));
+    XD_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
 }
@@ -409,7 +409,7 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     return view;
 }
 
-XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema) {
+XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
@@ -464,15 +464,15 @@ static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t cou
 }
 
 static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool lenient, bool loading) {
-    XDI_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
-                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
+    XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
+               (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
     if (lenient) return XD_OK;
     /* what the receiving side lacks is missing, what it does not know is unexpected */
-    XDI_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
-                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
-                (long long)ema->shadow_count, m->names);
-    XDI_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
-                "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
+    XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
+               "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
+               (long long)ema->shadow_count, m->names);
+    XD_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
+               "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
     return XD_OK;
 }
 
@@ -483,8 +483,8 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
         if (index < 0) continue;
-        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
+        XD_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
         const xdi_ema_shadow *s = &ema->shadows[index];
         xd_cast_array cast;
         cast.target = loading ? s->value : list[i].value;
@@ -492,7 +492,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
+        XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -501,12 +501,12 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
-    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
-                (long long)count, (const void *)list);
+    XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
+               (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
     if (match) *match = found;
-    XDI_TRY(xdi_ema_judge(ema, &found, lenient, loading));
-    XDI_TRY(xdi_ema_move(ema, list, count, loading, false));
+    XD_TRY(xdi_ema_judge(ema, &found, lenient, loading));
+    XD_TRY(xdi_ema_move(ema, list, count, loading, false));
     return xdi_ema_move(ema, list, count, loading, true);
 }
 
@@ -524,9 +524,9 @@ static bool xdi_ema_complete(const xd_ema *ema) {
 
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
                              bool lenient, xd_ema_match *match) {
-    XDI_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
-                "the record has format version %d, this library reads 1", record->format_version);
-    XDI_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
+               "the record has format version %d, this library reads 1", record->format_version);
+    XD_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;

@@ -112,7 +112,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
 /* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
  * changed.
  *
- *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average
+ *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
  *            counts as initialized when every parameter was filled or the record says so
  *
  * Further errors: FORMAT for a record of another version. */
@@ -120,6 +120,6 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
                              bool lenient, xd_ema_match *match);
 
 /* The state to save beside the shadows; defaults are filled in. */
-XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema);
+XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 #endif

@@ -33,47 +33,47 @@ static bool xdi_optimizer_at_least_zero(double value) {
 }
 
 static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
-                "optimizer kind %d is unknown", (int)d->kind);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
-                "learning_rate %g is negative or not finite", d->learning_rate);
-    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
-                d->beta1);
-    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
-                d->beta2);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
-                "eps %g is negative or not finite", d->eps);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
-                "momentum %g is negative or not finite", d->momentum);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
-                "weight_decay %g is negative or not finite", d->weight_decay);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
+               "optimizer kind %d is unknown", (int)d->kind);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
+               "learning_rate %g is negative or not finite", d->learning_rate);
+    XD_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
+               d->beta1);
+    XD_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
+               d->beta2);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
+               "eps %g is negative or not finite", d->eps);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
+               "momentum %g is negative or not finite", d->momentum);
+    XD_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
+               "weight_decay %g is negative or not finite", d->weight_decay);
     for (int i = 0; i < d->group_count; i++) {
         const xd_optimizer_group *g = &d->groups[i];
-        XDI_REQUIRE(ctx,
-                    xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
-                        xdi_optimizer_at_least_zero(g->weight_decay),
-                    XD_ERROR_ARGUMENT,
-                    "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
-                    g->learning_rate_scale, g->weight_decay);
+        XD_REQUIRE(ctx,
+                   xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
+                       xdi_optimizer_at_least_zero(g->weight_decay),
+                   XD_ERROR_ARGUMENT,
+                   "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
+                   g->learning_rate_scale, g->weight_decay);
     }
     return XD_OK;
 }
 
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_TRY(xdi_optimizer_validate_numbers(ctx, d));
-    XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
         if (!xdi_train_owns(p)) continue;
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
-                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
-        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
-                    "%s: group %d, but there are %d", name, p->group, groups);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
+                   "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
+        XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
+                   "%s: group %d, but there are %d", name, p->group, groups);
     }
     return XD_OK;
 }
@@ -148,7 +148,7 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
         cast.source = p->value;
         cast.source_dtype = p->dtype;
         cast.count = p->count;
-        if (cast.target) XDI_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+        if (cast.target) XD_TRY(kernels.optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -158,20 +158,20 @@ static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
     const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
     o->device_memory = memory.allocate(o->ctx, bytes);
-    XDI_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
-                "no room for the state of %lld parameters: %zu bytes of the device",
-                (long long)o->desc.param_count, bytes);
+    XD_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
+               "no room for the state of %lld parameters: %zu bytes of the device",
+               (long long)o->desc.param_count, bytes);
     return memory.fill(&launch, o->device_memory, 0, bytes);
 }
 
 static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
     xd_arena arena = xd_arena_over(o, host_bytes);
-    if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
+    if (device_bytes) XD_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
-    if (kernels.list_create) XDI_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
+    if (kernels.list_create) XD_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -179,13 +179,13 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
     const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
     xdi_optimizer_defaults(&d);
-    XDI_TRY(xdi_optimizer_validate(ctx, &d));
+    XD_TRY(xdi_optimizer_validate(ctx, &d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
     if (!o)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                        (long long)d.param_count, plan.peak);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
+                       (long long)d.param_count, plan.peak);
     o->ctx = ctx;
     o->desc = d;
     const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
@@ -209,13 +209,13 @@ XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimi
 }
 
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate) {
-    XDI_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
-                "learning_rate %g is negative or not finite", learning_rate);
+    XD_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
+               "learning_rate %g is negative or not finite", learning_rate);
     optimizer->desc.learning_rate = learning_rate;
     return XD_OK;
 }
 
-XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index) {
+XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index) {
     xd_optimizer_state none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < optimizer->desc.param_count ? optimizer->states[index] : none;
@@ -282,9 +282,9 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
-        XDI_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation",
-                    p->name ? p->name : "(unnamed)");
+        XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
+                   "%s: value, dtype, count or flags changed since creation",
+                   p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
         xd_update_array *update = &o->updates[args->array_count++];
         *update = xdi_optimizer_update(o, i);
@@ -305,10 +305,10 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
         return XD_OK;
     }
     xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XDI_TRY(xdi_ema_unchanged(ema));
+    if (ema) XD_TRY(xdi_ema_unchanged(ema));
     const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XDI_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
+    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
+    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
     if (skipped) *skipped = false;
     if (!ema) return XD_OK;
     return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);

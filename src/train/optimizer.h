@@ -94,6 +94,6 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
                                    bool *skipped);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
-XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index);
+XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
 
 #endif

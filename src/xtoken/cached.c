@@ -40,21 +40,21 @@ XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
 static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XDI_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
-                "teacher %d has a cache but no positions", index);
-    XDI_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
-    XDI_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
-                XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
-                info.desc.temperature, d->temperature);
-    XDI_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
-                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
-                (long long)info.desc.vocabulary);
+    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+               "teacher %d has a cache but no positions", index);
+    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
+               XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
+               info.desc.temperature, d->temperature);
+    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
+               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
+               (long long)info.desc.vocabulary);
     for (int64_t i = 0; i < t->logits.rows; i++) {
         const int64_t at = t->cache_positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
-        XDI_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
-                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
-                    (long long)at, (long long)info.positions);
+        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
+                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
+                   (long long)at, (long long)info.positions);
     }
     return XD_OK;
 }
@@ -62,26 +62,26 @@ static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, i
 XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
-    XDI_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
-                XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
-                (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
-                (long long)d->sequences);
-    XDI_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-                "teacher %d has no cache", index);
-    XDI_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
-                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
+    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
+               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
+               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
+               (long long)d->sequences);
+    XD_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT, "teacher %d has no cache",
+               index);
+    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
+               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
     return t->cache ? xdi_xcached_check_cache(ctx, d, index) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    XDI_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-                t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
-    XDI_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld columns but its cache %lld ids", index,
-                t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
+    XD_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+               t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
+    XD_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld columns but its cache %lld ids", index,
+               t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
     return XD_OK;
 }
 
@@ -167,7 +167,7 @@ XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtok
                                              xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
     int64_t count;
-    XDI_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    XD_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
     p->begin[0] = 0;
     for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
     for (int64_t i = 0; i < count; i++) {
@@ -250,7 +250,7 @@ static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd
     h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->q;
-    XDI_TRY(x->kernels.list_project(&x->launch, &a));
+    XD_TRY(x->kernels.list_project(&x->launch, &a));
     return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
 }
 
@@ -272,7 +272,7 @@ static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *te
     const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
     for (int64_t i = 0; i < a.place_count; i++)
         a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
-    XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+    XD_TRY(x->kernels.list_divergence(&x->launch, &a));
     for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
     return XD_OK;
 }
@@ -285,8 +285,8 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->deltas;
     xdi_xtoken_zero(x, h->deltas, h->row_count);
-    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
+    XD_TRY(x->kernels.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
     a.cells = h->slopes;
     a.slope = x->u;
     a.count = 1;
@@ -295,20 +295,20 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
         if (unit == 0.0) continue;
         a.rows = h->rows + r;
         a.places = h->places + r;
-        XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
-        XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
+        XD_TRY(x->kernels.list_slopes(&x->launch, &a));
+        XD_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
     return XD_OK;
 }
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
+    XD_TRY(xdi_xcached_find_places(x, term, &h->in));
     for (int64_t b = 0; b < x->d.sequences; b++)
         for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
             xdi_xcached_next_tile(x, term, h, b, first);
-            XDI_TRY(xdi_xcached_sums(x, term, h));
-            XDI_TRY(xdi_xcached_divergence(x, term, h));
-            if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
+            XD_TRY(xdi_xcached_sums(x, term, h));
+            XD_TRY(xdi_xcached_divergence(x, term, h));
+            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, h));
         }
     return XD_OK;
 }
@@ -318,12 +318,11 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
     xd_result result = XD_OK;
     xdi_xcached h;
     memset(&h, 0, sizeof h);
-    XDI_TRY(xdi_xcached_size_places(x, term, &h.in));
+    XD_TRY(xdi_xcached_size_places(x, term, &h.in));
     xdi_xcached_size(x, term, &h);
     void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result =
-            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);

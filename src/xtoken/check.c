@@ -56,21 +56,20 @@ XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken
 
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT,
-                "teacher %d has %lld chunks", index, (long long)t->chunks);
-    XDI_REQUIRE(ctx,
-                (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
-                XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
+    XD_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT, "teacher %d has %lld chunks",
+               index, (long long)t->chunks);
+    XD_REQUIRE(ctx, (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
+               XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
     for (int64_t i = 0; i < d->student.rows; i++)
-        XDI_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
-                    (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
+        XD_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
+                   (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
     for (int64_t i = 0; i < t->logits.rows; i++)
-        XDI_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
-                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
-    XDI_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
-                "exact_only, but teacher %d does not say which chunks are exact", index);
+        XD_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
+                   (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
+    XD_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
+               "exact_only, but teacher %d does not say which chunks are exact", index);
     return XD_OK;
 }
 
@@ -79,62 +78,62 @@ static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, i
 static xd_result xdi_xtoken_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
                                       int64_t size, bool ascending) {
     for (int64_t i = 0; i < count; i++)
-        XDI_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
-                    "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
+        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
+                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
     for (int64_t i = 1; i < count && ascending; i++)
-        XDI_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
-                    (int)ids[i], (int)ids[i - 1]);
+        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
+                   (int)ids[i], (int)ids[i - 1]);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_gold(xd_ctx *ctx, const xd_xtoken_teacher *t, int index, int64_t size) {
     const int64_t teacher = xdi_xtoken_vocabulary(t);
     const xd_exact_map *map = t->map;
-    XDI_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
-    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
+    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
+    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
+    XD_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
+    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
     return xdi_xtoken_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
 }
 
 static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                             int64_t size) {
-    XDI_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
-    XDI_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-                (long long)t->projection->student_size, (long long)size);
-    XDI_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-                "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
-                (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
+    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XD_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+               (long long)t->projection->student_size, (long long)size);
+    XD_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
+               (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t size = xdi_xtoken_vocabulary(t), k = xdi_xtoken_columns(d, t, size);
-    XDI_REQUIRE(ctx,
-                t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
-                    d->mode != XD_XTOKEN_SELECT,
-                XD_ERROR_ARGUMENT,
-                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
-                (int)t->kind);
+    XD_REQUIRE(ctx,
+               t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
+                   d->mode != XD_XTOKEN_SELECT,
+               XD_ERROR_ARGUMENT,
+               "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
+               (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
         const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
-        XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
-                    "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
-                    (long long)last, (long long)size);
+        XD_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
+                   "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
+                   (long long)last, (long long)size);
     }
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
-                "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
-                (long long)d->student.rows);
-    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
-                "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
-                (long long)xdi_xtoken_vocabulary(t), (long long)size);
+    XD_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
+               "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
+               (long long)d->student.rows);
+    XD_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
+               "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
+               (long long)xdi_xtoken_vocabulary(t), (long long)size);
     return XD_OK;
 }
 
@@ -142,38 +141,38 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
-    XDI_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
-    XDI_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
-                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
-                (long long)d->sequences);
+    XD_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
+    XD_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
+               "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
+               (long long)d->sequences);
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
     const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
-    XDI_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
-                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
-                t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
-    if (t->column_ids) XDI_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
-    XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
-                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
-                (long long)y->cols);
-    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
-                "teacher %d has no labels to be scored by", index);
+    XD_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
+               "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
+               t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
+    XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
+               "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
+               (long long)y->cols);
+    XD_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+               "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-                "teacher %d is of kind %d", index, (int)t->kind);
-    XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
-                                       : xdi_xtoken_check_known(ctx, d, index));
-    XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
-                XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
-                t->denominator_value);
-    XDI_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
-                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XD_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
+               "teacher %d is of kind %d", index, (int)t->kind);
+    XD_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
+                                      : xdi_xtoken_check_known(ctx, d, index));
+    XD_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
+               t->denominator_value);
+    XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
+               "teacher %d has a vocabulary of 1: nothing to normalise by", index);
     if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
-    XDI_TRY(xdi_xtoken_check_chunks(ctx, d, index));
+    XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
     if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
     if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
@@ -181,42 +180,40 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
 }
 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
-                "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
-                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
-                (long long)d->tail, (long long)d->tile);
-    XDI_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha),
-                XD_ERROR_ARGUMENT, "weights %g and %g and alpha %g must be finite", d->kd_weight,
-                d->ce_weight, d->alpha);
-    XDI_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
-                "denominator %g must be finite and not negative", d->token_denominator);
-    XDI_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
-                "balance needs labels: there is no CE without");
+    XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    XD_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+               XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
+               (long long)d->tail, (long long)d->tile);
+    XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
+               "weights %g and %g and alpha %g must be finite", d->kd_weight, d->ce_weight, d->alpha);
+    XD_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
+               "denominator %g must be finite and not negative", d->token_denominator);
+    XD_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+               "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
-        XDI_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
-                    "sample weight %g of sequence %lld is negative or not finite",
-                    (double)d->sample_weight[b], (long long)b);
+        XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
+                   "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
+                   (long long)b);
     for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
-        XDI_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
-                    "weight %g of row %lld is negative or not finite", (double)d->row_weight[i],
-                    (long long)i);
+        XD_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
+                   "weight %g of row %lld is negative or not finite", (double)d->row_weight[i], (long long)i);
     return XD_OK;
 }
 
 static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
     double weights = 0.0;
-    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_XTOKEN_SELECT, XD_ERROR_ARGUMENT, "mode %d",
-                (int)d->mode);
-    XDI_REQUIRE(ctx, (int)d->score >= 0 && (int)d->score <= (int)XD_XTOKEN_SCORE_MAX_PROB, XD_ERROR_ARGUMENT,
-                "score %d", (int)d->score);
-    XDI_REQUIRE(ctx,
-                d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
-                XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
+    XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_XTOKEN_SELECT, XD_ERROR_ARGUMENT, "mode %d",
+               (int)d->mode);
+    XD_REQUIRE(ctx, (int)d->score >= 0 && (int)d->score <= (int)XD_XTOKEN_SCORE_MAX_PROB, XD_ERROR_ARGUMENT,
+               "score %d", (int)d->score);
+    XD_REQUIRE(ctx,
+               d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
+               XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
     for (int i = 0; i < d->teacher_count; i++)
         weights += d->teachers[i].weight == 0.0 ? 1.0 : d->teachers[i].weight;
-    XDI_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
-                "the weights of averaged teachers sum to %g", weights);
+    XD_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
+               "the weights of averaged teachers sum to %g", weights);
     return XD_OK;
 }
 
@@ -224,26 +221,26 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
     if (!d->gradient.data) return XD_OK;
-    XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
-    XDI_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
-                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
-    XDI_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
-                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
-                xd_dtype_name(d->gradient.dtype));
+    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    XD_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+               "%d teachers need a gradient apart from the student's logits", d->teacher_count);
+    XD_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
+               xd_dtype_name(d->gradient.dtype));
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
-                d->teacher_count);
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    XDI_REQUIRE(ctx, d->sequences > 0 && d->sequences <= INT32_MAX && d->student.rows % d->sequences == 0,
-                XD_ERROR_SHAPE, "student has %lld rows for %lld sequences", (long long)d->student.rows,
-                (long long)d->sequences);
-    XDI_TRY(xdi_xtoken_check_numbers(ctx, d));
-    XDI_TRY(xdi_xtoken_check_mode(ctx, d));
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XD_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
+               d->teacher_count);
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_REQUIRE(ctx, d->sequences > 0 && d->sequences <= INT32_MAX && d->student.rows % d->sequences == 0,
+               XD_ERROR_SHAPE, "student has %lld rows for %lld sequences", (long long)d->student.rows,
+               (long long)d->sequences);
+    XD_TRY(xdi_xtoken_check_numbers(ctx, d));
+    XD_TRY(xdi_xtoken_check_mode(ctx, d));
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    for (int i = 0; i < d->teacher_count; i++) XDI_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
+    for (int i = 0; i < d->teacher_count; i++) XD_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
     return xdi_xtoken_check_gradient(ctx, d);
 }

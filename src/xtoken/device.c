@@ -145,7 +145,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
             continue;
         l->projection = *x->d.teachers[i].projection;
         if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
-        XDI_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
+        XD_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
         l->projection = l->copied;
     }
     return XD_OK;
@@ -156,7 +156,7 @@ XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
     const xd_device_ops memory = x->device.kernels.memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
     for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
-        xd_projection_drop(x->ctx, &x->device.lists[i].copied);
+        xd_projection_unload(x->ctx, &x->device.lists[i].copied);
         xdi_xtoken_device_cached_close(x, &x->device.lists[i]);
     }
     memory.release(x->ctx, x->device.memory);
@@ -183,16 +183,16 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int6
 /* In INVARIANT mode relative to the whole row's maximum, as on a CPU. */
 static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) {
     const xd_rows *z = &x->d.student;
-    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
+    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
     if (!x->fixed) return XD_OK;
-    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     a.temperature = temperature;
     a.row_lse = lse;
     a.cells = x->student;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
-    XDI_TRY(x->kernels.row_sums(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XD_TRY(x->kernels.row_sums(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
     return x->kernels.row_logs(&x->launch, &a);
 }
 
@@ -204,12 +204,11 @@ static xd_result xdi_staged_moments(const xdi_xtoken *x, const xd_xtoken_args *a
     for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
     all.count = a->logits.rows;
     all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
-    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
-                            XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
+                           XD_COPY_TO_DEVICE));
     if (a->labels) {
         all.labels = v->teacher_labels;
-        XDI_TRY(
-            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
+        XD_TRY(xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
     }
     return x->kernels.moments(&x->launch, &all);
 }
@@ -223,10 +222,10 @@ static xd_result xdi_staged_likelihoods(const xdi_xtoken *x) {
         xd_xtoken_args a = xdi_xtoken_teacher_args(x, &x->terms[i], 0);
         a.labels = t->labels;
         a.moments = l->moments;
-        XDI_TRY(xdi_staged_moments(x, &a));
-        XDI_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
-                                (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
-                                XD_COPY_TO_HOST));
+        XD_TRY(xdi_staged_moments(x, &a));
+        XD_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
+                               (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
+                               XD_COPY_TO_HOST));
     }
     return XD_OK;
 }
@@ -235,15 +234,15 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const size_t bytes = (size_t)d->student.rows * 8;
     xdi_xtoken_device *v = &x->device;
-    XDI_TRY(xdi_staged_lse(x, d->temperature, x->lse));
+    XD_TRY(xdi_staged_lse(x, d->temperature, x->lse));
     if (!d->labels) return XD_OK;
-    XDI_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
-    XDI_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
-    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
-    XDI_TRY(xdi_staged_likelihoods(x));
-    XDI_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
-    XDI_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
-    XDI_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
+    XD_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
+    XD_TRY(xdi_staged_likelihoods(x));
+    XD_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
     for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->row_sums[row];
     return XD_OK;
 }
@@ -252,7 +251,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xto
                                                double *moments) {
     xd_xtoken_args there = *a;
     there.moments = x->device.moments;
-    XDI_TRY(xdi_staged_moments(x, &there));
+    XD_TRY(xdi_staged_moments(x, &there));
     return xd_read(x->ctx, moments, there.moments,
                    (size_t)a->logits.rows * XD_XTOKEN_MOMENTS * sizeof *moments);
 }
@@ -306,7 +305,7 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     const xd_xtoken_teacher *t = term->teacher;
     int64_t tiles = 0;
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
-        XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
+        XD_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
         for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
         return XD_OK;
     }
@@ -335,11 +334,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xto
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
     const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
-    XDI_TRY(
-        kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
-                              XD_MAX));
+        XD_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
+                             XD_MAX));
     memset(&a, 0, sizeof a);
     a.logits.data = x->device.maxima;
     a.logits.dtype = XD_DTYPE_F32;
@@ -348,7 +346,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xto
     a.k = term->k;
     a.values = x->device.values;
     a.ids = x->ids;
-    XDI_TRY(kernels->topk.select(&x->launch, &a));
+    XD_TRY(kernels->topk.select(&x->launch, &a));
     return kernels->rows.sort_ids(&x->launch, x->ids, term->k);
 }
 
@@ -361,7 +359,7 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
         *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
         *in_rows = *ids + term->k;
     } else {
-        XDI_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
+        XD_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
         *ids = *in_rows = x->ids;
     }
     a.ids = *ids;
@@ -420,11 +418,11 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     const int64_t count = w->student.place_count * w->student.k;
     const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
                                   (const char *)x->student);
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
-    XDI_TRY(x->kernels.project(&x->launch, &w->student));
-    XDI_TRY(x->kernels.target(&x->launch, &w->teacher));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
+    XD_TRY(x->kernels.project(&x->launch, &w->student));
+    XD_TRY(x->kernels.target(&x->launch, &w->teacher));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
     w->student.student = x->fixed ? x->device.settled : w->student.cells;
     w->student.teacher = w->student.student + count;
     if (!x->fixed) return XD_OK;
@@ -437,10 +435,10 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
 static xd_result xdi_staged_gradient(const xdi_xtoken *x, const xdi_staged_tile *w) {
     xd_xtoken_args a = w->student;
     a.cells = w->row_cells;
-    XDI_TRY(x->kernels.delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    XD_TRY(x->kernels.delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
     a.delta = a.out;
     return x->kernels.gradient(&x->launch, &a);
 }
@@ -449,15 +447,15 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
     const int64_t *ids = NULL, *in_rows = NULL;
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XDI_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
+        if (b == 0 || !x->d.compat) XD_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
         for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             xdi_staged_tile w = xdi_staged_tile_of(x, term, l, &tile, index);
             w.student.ids = ids;
             w.teacher.ids = in_rows;
-            XDI_TRY(xdi_staged_sums(x, &w));
-            XDI_TRY(x->kernels.divergence(&x->launch, &w.student));
-            if (x->write) XDI_TRY(xdi_staged_gradient(x, &w));
+            XD_TRY(xdi_staged_sums(x, &w));
+            XD_TRY(x->kernels.divergence(&x->launch, &w.student));
+            if (x->write) XD_TRY(xdi_staged_gradient(x, &w));
         }
     }
     return XD_OK;
@@ -468,7 +466,7 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
 /* The divergences of all chunks, and what they add to the sums. */
 static xd_result xdi_staged_take_home(xdi_xtoken *x) {
     const size_t skip = x->device.list_bytes - x->device.chunk_bytes;
-    XDI_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
+    XD_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
         const xdi_xtoken_lists *l = &x->device.lists[i];
@@ -512,7 +510,7 @@ static xd_result xdi_staged_run(xdi_xtoken *x, const xdi_xtoken_term *term, cons
 XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active && x->terms[i].teacher->kind == XD_XTOKEN_CACHED)
-            XDI_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
+            XD_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
     return XD_OK;
 }
 
@@ -520,16 +518,16 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     xdi_xtoken_device *v = &x->device;
     int64_t rest = 0;
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XDI_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
+        if (x->terms[i].active) XD_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
-    XDI_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
-    XDI_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
+    XD_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XDI_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
+        if (x->terms[i].active) XD_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {
         const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
-        XDI_TRY(x->kernels.gradient(&x->launch, &a));
+        XD_TRY(x->kernels.gradient(&x->launch, &a));
     }
     return xdi_staged_take_home(x);
 }

@@ -85,16 +85,16 @@ static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_te
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
     xdi_xcached_places p;
-    XDI_TRY(xdi_xcached_size_places(x, term, &p));
+    XD_TRY(xdi_xcached_size_places(x, term, &p));
     const int64_t room = xdi_staged_cached_room(x, term, &p);
     if (xdi_staged_cached_layout_host(x, term, room, &p, h, &arena))
         h->here = (unsigned char *)xd_allocate(x->ctx, arena.peak + 1);
     if (!h->here)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
-    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
     arena = xd_arena_over(h->here, arena.peak);
     xdi_staged_cached_layout_host(x, term, room, &p, h, &arena);
-    XDI_TRY(xdi_xcached_find_places(x, term, &p));
+    XD_TRY(xdi_xcached_find_places(x, term, &p));
     xdi_staged_cached_read(x, term, &p, h);
     return XD_OK;
 }
@@ -105,13 +105,13 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtok
     xdi_staged_cached *h = &l->cached;
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
-    XDI_TRY(xdi_staged_cached_host(x, term, h));
+    XD_TRY(xdi_staged_cached_host(x, term, h));
     if (xdi_staged_cached_layout_device(x, term, h, &arena))
         h->there = (unsigned char *)memory.allocate(x->ctx, arena.peak + 1);
     if (!h->there)
         result =
-            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
-    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+            XD_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
     arena = xd_arena_over(h->there, arena.peak);
     xdi_staged_cached_layout_device(x, term, h, &arena);
     return memory.copy(&x->launch, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE);
@@ -167,10 +167,10 @@ static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_ca
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
-    XDI_TRY(x->kernels.list_project(&x->launch, &s));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
-    XDI_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
+    XD_TRY(x->kernels.list_project(&x->launch, &s));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
+    XD_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
     if (!x->fixed) return XD_OK;
     s.count = a->k;
     s.out = a->student = h->settled;
@@ -184,14 +184,14 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a = *tile;
     a.cells = x->student;
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
-    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
+    XD_TRY(x->kernels.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
     a.delta = a.out;
     a.slots = l->cached.slots;
-    XDI_TRY(x->kernels.list_slots(&x->launch, &a));
+    XD_TRY(x->kernels.list_slots(&x->launch, &a));
     a.matrix.places = a.slots;
     if (term->teacher->projection) {
         a.matrix.begin = l->projection.row_begin + x->vocab.begin;
@@ -209,10 +209,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_te
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             xd_xtoken_args a = xdi_staged_cached_args(x, term, l, &tile, index);
             if (a.k > 0) {
-                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
-                XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+                XD_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
+                XD_TRY(x->kernels.list_divergence(&x->launch, &a));
             }
-            if (x->write) XDI_TRY(xdi_staged_cached_gradient(x, term, l, &a));
+            if (x->write) XD_TRY(xdi_staged_cached_gradient(x, term, l, &a));
         }
     return XD_OK;
 }

@@ -42,9 +42,9 @@ static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_
 static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gold *g) {
     const int64_t count = g->student.columns + g->teacher.columns;
     xd_xtoken_args a = g->student;
-    XDI_TRY(x->kernels.log_probs(&x->launch, &g->student));
-    XDI_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
-    XDI_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
+    XD_TRY(x->kernels.log_probs(&x->launch, &g->student));
+    XD_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
+    XD_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
     if (!x->fixed) return XD_OK;
     a.count = count;
     a.out = x->device.settled;
@@ -65,7 +65,7 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
     a.slope = x->u;
     a.best = x->tails;
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    XDI_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    XD_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
     return x->kernels.pair(&x->launch, &a);
 }
 
@@ -82,13 +82,13 @@ static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_staged_go
     a.cells = g->sums + (x->fixed ? 2 : 1);
     a.u = x->u;
     a.scale = g->chunk->factor / x->d.temperature;
-    XDI_TRY(x->kernels.total(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
+    XD_TRY(x->kernels.total(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
     a.cells = g->sums;
     a.delta = x->device.merged;
     a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, g->chunk);
     a.out = x->device.delta;
-    XDI_TRY(x->kernels.close(&x->launch, &a));
+    XD_TRY(x->kernels.close(&x->launch, &a));
     a.delta = a.out;
     return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
 }
@@ -102,11 +102,11 @@ static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *ter
         for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, &tile, before + i);
-            XDI_TRY(xdi_staged_gold_means(x, &g));
-            XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
-            if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
-            XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
-            XDI_TRY(xdi_staged_gold_finish(x, &g));
+            XD_TRY(xdi_staged_gold_means(x, &g));
+            XD_TRY(xdi_staged_gold_pairs(x, term, l, &g));
+            if (g.tail > 0) XD_TRY(xdi_staged_gold_tails(x, term, l, &g));
+            XD_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
+            XD_TRY(xdi_staged_gold_finish(x, &g));
         }
         before += all;
     }
@@ -115,6 +115,6 @@ static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
                                             const xdi_xtoken_lists *l) {
-    XDI_TRY(xdi_staged_gold_tiles(x, term, l, true));
+    XD_TRY(xdi_staged_gold_tiles(x, term, l, true));
     return xdi_staged_gold_tiles(x, term, l, false);
 }

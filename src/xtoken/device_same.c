@@ -26,7 +26,7 @@ static xd_result xdi_staged_same_columns(xdi_xtoken *x, const xdi_xtoken_term *t
     const bool all = term->k == x->vocab.size;
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     if (b > 0 && (all || x->d.compat)) return XD_OK;
-    if (!all) XDI_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
+    if (!all) XD_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
     *ids = all ? (const int64_t *)xdi_xtoken_there(x, l->ids) : x->ids;
     a.ids = *ids;
     a.k = term->k;
@@ -46,7 +46,7 @@ static xd_result xdi_staged_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term
     a.divisor = 1.0;
     a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + at);
     a.reverse = x->d.reverse;
-    XDI_TRY(xdi_same_compare(x, term, &a));
+    XD_TRY(xdi_same_compare(x, term, &a));
     if (!x->write) return XD_OK;
     a.matrix.places = x->slots;
     a.vocabulary = x->vocab.size;
@@ -58,10 +58,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term
                                             const xdi_xtoken_lists *l) {
     const int64_t *ids = NULL;
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        XDI_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
+        XD_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
         for (int64_t at = l->first[b]; at < l->first[b + 1]; at += term->tile) {
             const int64_t left = l->first[b + 1] - at;
-            XDI_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
+            XD_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
         }
     }
     return XD_OK;

@@ -27,12 +27,12 @@ static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
     a.cells = x->student;
     a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
+    XD_TRY(x->kernels.log_probs(&x->launch, &a));
     a = xdi_xtoken_teacher_args(
         x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
     a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
+    XD_TRY(x->kernels.log_probs(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
     return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
 }
 
@@ -59,7 +59,7 @@ XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *
     xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
                          x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
-    XDI_TRY(x->kernels.tail(&x->launch, &t));
+    XD_TRY(x->kernels.tail(&x->launch, &t));
     t.means = others;
     t.ids = other_rest;
     t.count = map->teacher_rest_count;
@@ -84,7 +84,7 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
     m.out = out;
     m.places = x->rows;
     if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
         m.all = x->all_tails;
     }
     return x->kernels.merge(&x->launch, &m);
@@ -100,8 +100,8 @@ static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, c
     a.cells = sum;
     a.u = x->u;
     a.scale = factor / x->d.temperature;
-    XDI_TRY(x->kernels.total(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
+    XD_TRY(x->kernels.total(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
     const double shift = sum[0] * a.scale;
     for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
     a.delta = x->row_delta;
@@ -139,14 +139,14 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
     double *kl = x->row_sums, merged[2]; /* kl: one cell */
-    XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, map, kl));
-    XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
+    XD_TRY(xdi_gold_means(x, term, chunk));
+    XD_TRY(xdi_gold_pairs(x, map, kl));
+    XD_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
     if (chunk->tail > 0)
-        XDI_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
-                               map->teacher_rest));
-    XDI_TRY(xdi_gold_merge(x, chunk->tail, merged));
+        XD_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
+                              map->teacher_rest));
+    XD_TRY(xdi_gold_merge(x, chunk->tail, merged));
     chunk->l1 = merged[0];
     chunk->agree = merged[1] != 0.0;
     return xdi_gold_finish(x, term, chunk);
@@ -169,13 +169,13 @@ static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool toget
             chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
             chunk.at = b * term->teacher->chunks + chunk.c;
             chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            XDI_TRY(xdi_gold_run(x, term, &chunk));
+            XD_TRY(xdi_gold_run(x, term, &chunk));
         }
     }
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    XDI_TRY(xdi_gold_tiles(x, term, true));
+    XD_TRY(xdi_gold_tiles(x, term, true));
     return xdi_gold_tiles(x, term, false);
 }

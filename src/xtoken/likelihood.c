@@ -11,16 +11,16 @@
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
-    XDI_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
-                "teacher %d compares likelihoods, but the student has no labels", index);
-    XDI_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
-                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XDI_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL,
-                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood);
+    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but the student has no labels", index);
+    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
+    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
+               "teacher %d has likelihood form %d", index, (int)t->likelihood);
     for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XDI_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                    "teacher %d: chunk %lld of sequence %lld has length %g", index,
-                    (long long)(i % t->chunks), (long long)(i / t->chunks), (double)t->chunk_length[i]);
+        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
+                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
     return XD_OK;
 }
 
@@ -40,7 +40,7 @@ static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *te
         a.rows = &row;
         a.labels = t->labels;
         a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
-        XDI_TRY(x->kernels.moments(&x->launch, &a));
+        XD_TRY(x->kernels.moments(&x->launch, &a));
     }
     return XD_OK;
 }
@@ -68,7 +68,7 @@ static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
         if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
     }
-    if (xdi_xtoken_reads_logits(t) && !x->on_device) XDI_TRY(xdi_likelihood_moments(x, term, h));
+    if (xdi_xtoken_reads_logits(t) && !x->on_device) XD_TRY(xdi_likelihood_moments(x, term, h));
     xdi_likelihood_teacher(x, term, h);
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
@@ -130,7 +130,7 @@ static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term
 XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
-    XDI_TRY(xdi_likelihood_sums(x, term, h));
+    XD_TRY(xdi_likelihood_sums(x, term, h));
     for (int64_t slot = 0; slot < slots; slot++) {
         const int64_t b = slot / t->chunks, c = slot % t->chunks;
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
@@ -142,7 +142,7 @@ XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term 
 
 /* dz += slope (onehot(label) - p), p at temperature 1. */
 static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    XDI_TRY(xdi_likelihood_settle(x, term, h));
+    XD_TRY(xdi_likelihood_settle(x, term, h));
     if (!x->write) return XD_OK;
     xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
     a.rows = h->rows;
@@ -177,8 +177,8 @@ XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term)
     xdi_likelihood h;
     void *memory = xdi_likelihood_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
-                          (long long)(x->d.sequences * term->teacher->chunks));
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
+                         (long long)(x->d.sequences * term->teacher->chunks));
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_likelihood_layout(x, term, &h, &arena))

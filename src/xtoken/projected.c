@@ -20,12 +20,12 @@ static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, 
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
-    XDI_TRY(x->kernels.project(&x->launch, &a));
+    XD_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
                                 xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
     a.place_count = tile->count;
-    XDI_TRY(x->kernels.target(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
+    XD_TRY(x->kernels.target(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
     return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
 }
 
@@ -79,8 +79,8 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     a.chunks = x->chunks;
     a.cells = x->row_delta;
     xdi_xtoken_zero(x, x->row_delta, a.count);
-    if (a.count > 0) XDI_TRY(x->kernels.delta(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
+    if (a.count > 0) XD_TRY(x->kernels.delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
     a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
     for (int64_t i = 0; i < a.count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
@@ -92,7 +92,7 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
 
 static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
     const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
-    XDI_TRY(xdi_projected_sums(x, term, tile));
+    XD_TRY(xdi_projected_sums(x, term, tile));
     for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     a.place_count = tile->count;
@@ -102,7 +102,7 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, c
     a.chunks = x->chunks;
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
-    XDI_TRY(x->kernels.divergence(&x->launch, &a));
+    XD_TRY(x->kernels.divergence(&x->launch, &a));
     for (int64_t i = 0; i < tile->count; i++)
         xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
@@ -119,7 +119,7 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     if (term->teacher->column_ids)
         xdi_projected_given(x, term, b);
     else
-        XDI_TRY(xdi_xtoken_choose(x, term, b));
+        XD_TRY(xdi_xtoken_choose(x, term, b));
     xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
                             x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
     x->matrix.columns = x->columns;
@@ -133,10 +133,10 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
 
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
+        if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
         for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            XDI_TRY(xdi_projected_run(x, term, &tile));
+            XD_TRY(xdi_projected_run(x, term, &tile));
         }
     }
     return XD_OK;

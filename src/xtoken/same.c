@@ -34,7 +34,7 @@ static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd
         t.columns = t.logits.cols;
         t.scale = all ? terms[i].weight : 1.0;
         t.add = i > 0;
-        XDI_TRY(x->kernels.pick(&x->launch, &t));
+        XD_TRY(x->kernels.pick(&x->launch, &t));
         if (all) a->divisor += terms[i].weight;
     }
     return XD_OK;
@@ -44,14 +44,14 @@ static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
     xd_xtoken_args s = *a;
     s.cells = a->student;
-    XDI_TRY(x->kernels.pick(&x->launch, &s));
+    XD_TRY(x->kernels.pick(&x->launch, &s));
     if (!x->vocab.tp) return XD_OK;
     return xd_all_reduce(x->vocab.tp, s.cells, s.cells, a->count * a->k, XD_DTYPE_F64, XD_MAX);
 }
 
 XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
-    XDI_TRY(xdi_same_student(x, a));
-    XDI_TRY(xdi_same_teacher(x, term, a));
+    XD_TRY(xdi_same_student(x, a));
+    XD_TRY(xdi_same_teacher(x, term, a));
     return x->kernels.compare(&x->launch, a);
 }
 
@@ -79,18 +79,18 @@ static xd_result xdi_same_gradient(xdi_xtoken *x, const xd_xtoken_args *a, int64
     one.student = a->student + i * a->k;
     one.scale = a->chunks[i].factor;
     one.slope = x->u;
-    XDI_TRY(x->kernels.spread(&x->launch, &one));
+    XD_TRY(x->kernels.spread(&x->launch, &one));
     return xdi_xtoken_write(x, a->rows[i], x->u, 0.0);
 }
 
 static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
     xd_xtoken_args a = xdi_same_args(x, term, first, count);
     for (int64_t i = 0; i < count; i++) x->chunks[i] = xdi_same_chunk(x, term, first + i);
-    XDI_TRY(xdi_same_compare(x, term, &a));
+    XD_TRY(xdi_same_compare(x, term, &a));
     for (int64_t i = 0; i < count; i++) {
         if (!a.chunks[i].compared) continue;
         xdi_same_add_chunk(x, term, &a.chunks[i], first + i);
-        if (x->write && a.chunks[i].largest != 0.0) XDI_TRY(xdi_same_gradient(x, &a, i));
+        if (x->write && a.chunks[i].largest != 0.0) XD_TRY(xdi_same_gradient(x, &a, i));
     }
     return XD_OK;
 }
@@ -98,11 +98,11 @@ static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t j = 0; j < term->k; j++) x->ids[j] = j; /* where nothing is chosen */
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XDI_TRY(xdi_xtoken_choose(x, term, b));
+        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XD_TRY(xdi_xtoken_choose(x, term, b));
         const int64_t last = (b + 1) * x->held;
         for (int64_t first = b * x->held; first < last; first += term->tile) {
             const int64_t count = last - first < term->tile ? last - first : term->tile;
-            XDI_TRY(xdi_same_tile(x, term, first, count));
+            XD_TRY(xdi_same_tile(x, term, first, count));
         }
     }
     return XD_OK;

@@ -35,7 +35,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
     a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
     a.moments = moments;
     a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
-    if (x->on_device && reads) XDI_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
+    if (x->on_device && reads) XD_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
@@ -43,7 +43,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         if (reads && x->on_device)
             moments = x->moments + row * XD_XTOKEN_MOMENTS;
         else if (reads)
-            XDI_TRY(x->kernels.moments(&x->launch, &a));
+            XD_TRY(x->kernels.moments(&x->launch, &a));
         const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         xdi_xtoken_add(x, x->sums, cell, weight * value);
         xdi_xtoken_add(x, x->sums, cell + 1, weight);

@@ -24,7 +24,7 @@ static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term
     xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
     memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
+        XD_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
     for (int64_t i = 0; i < count; i++) {
         const bool mine = term->place[i] == 1,
                    looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
@@ -70,7 +70,7 @@ static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, con
 }
 
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    XDI_TRY(xdi_share_sort(x, term));
+    XD_TRY(xdi_share_sort(x, term));
     for (int64_t b = 0; b < x->d.sequences; b++) {
         term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
         term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);

@@ -13,19 +13,18 @@
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16,
-                XD_ERROR_DTYPE, "%s logits are %s: F32 or BF16 is needed", name,
-                xd_dtype_name(side->logits.dtype));
-    XDI_REQUIRE(
-        ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
-        XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
-        (long long)side->logits.cols, (long long)side->vocabulary);
-    XDI_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
-                "%s temperature %g must be positive and finite", name, side->temperature);
+    XD_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XD_REQUIRE(ctx,
+               side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
+               XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
+               (long long)side->logits.cols, (long long)side->vocabulary);
+    XD_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
+               "%s temperature %g must be positive and finite", name, side->temperature);
     for (int64_t i = 0; i < side->logits.rows; i++)
-        XDI_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
-                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
-                    (long long)side->ids[i], (long long)side->vocabulary);
+        XD_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
+                   "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
+                   (long long)side->ids[i], (long long)side->vocabulary);
     return XD_OK;
 }
 
@@ -39,14 +38,14 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     for (int64_t i = 0; i < d->chunk_count; i++) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
-        XDI_REQUIRE(ctx,
-                    c->student_begin >= s && c->student_end <= d->student.logits.rows &&
-                        c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
-                    XD_ERROR_ARGUMENT,
-                    "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
-                    (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
-                    (int)c->teacher_end, (long long)s, (long long)d->student.logits.rows, (long long)t,
-                    (long long)d->teacher.logits.rows);
+        XD_REQUIRE(ctx,
+                   c->student_begin >= s && c->student_end <= d->student.logits.rows &&
+                       c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
+                   XD_ERROR_ARGUMENT,
+                   "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
+                   (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
+                   (int)c->teacher_end, (long long)s, (long long)d->student.logits.rows, (long long)t,
+                   (long long)d->teacher.logits.rows);
         s = c->student_end;
         t = c->teacher_end;
     }
@@ -54,30 +53,30 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
 }
 
 static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
-    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
-                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
-                (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+               "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
-    XDI_TRY(xdi_uld_check_side(ctx, "student", &d->student));
-    XDI_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
-    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
-                d->beta);
-    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
-                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
-                d->denominator, d->scale);
+    XD_TRY(xdi_uld_check_side(ctx, "student", &d->student));
+    XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
+    XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
+               XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
+               d->denominator, d->scale);
     for (int64_t i = 0; i < d->matched_count; i++)
-        XDI_REQUIRE(ctx,
-                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
-                        d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
-                    XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
-                    (long long)d->matched_student[i], (long long)d->matched_teacher[i],
-                    (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
-    if (d->gradient.data) XDI_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
+        XD_REQUIRE(ctx,
+                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    if (d->gradient.data) XD_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
 
@@ -263,7 +262,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
             (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
         s.logits.rows = end - begin;
         s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
-        XDI_TRY(x->kernels.softmax.stats(&x->launch, &s));
+        XD_TRY(x->kernels.softmax.stats(&x->launch, &s));
     }
     return XD_OK;
 }
@@ -274,11 +273,11 @@ static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share)
     const bool last = first + a.count == x->chunks;
     const int64_t end =
         last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
-    for (int i = 0; i < XD_ULD_SIDES; i++) XDI_TRY(xdi_uld_stats(x, i, first, a.count));
+    for (int i = 0; i < XD_ULD_SIDES; i++) XD_TRY(xdi_uld_stats(x, i, first, a.count));
     if (a.count > 0) {
-        XDI_TRY(x->kernels.uld.merge(&x->launch, &a));
-        XDI_TRY(x->kernels.uld.sort(&x->launch, &a));
-        XDI_TRY(x->kernels.uld.compare(&x->launch, &a));
+        XD_TRY(x->kernels.uld.merge(&x->launch, &a));
+        XD_TRY(x->kernels.uld.sort(&x->launch, &a));
+        XD_TRY(x->kernels.uld.compare(&x->launch, &a));
     }
     a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
     a.rows = end - a.row;
@@ -292,10 +291,10 @@ static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *o
     for (int64_t i = 0; i < x->chunks; i++) {
         const xd_uld_chunk *c = &x->here.chunks[i];
         const long long shift = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
-        XDI_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
-                    "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
-                    c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
-                    c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
+        XD_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
+                   "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
+                   c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
+                   c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
         matched += c->matched;
         unmatched += c->unmatched;
     }
@@ -312,12 +311,12 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     const xd_device_ops *memory = &x->kernels.memory;
     const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
     int64_t first = 0;
-    XDI_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
     do {
-        XDI_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
+        XD_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
         first += x->tile;
     } while (first < x->chunks);
-    XDI_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
+    XD_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
     return xdi_uld_finish(x, below, out);
 }
 
@@ -328,11 +327,11 @@ static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld_fill_lists(x);
     x->tile = xdi_uld_tile_of(x);
-    XDI_REQUIRE(x->ctx,
-                (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
-                XD_ERROR_MEMORY, "the workspace would not fit");
+    XD_REQUIRE(x->ctx,
+               (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
+               XD_ERROR_MEMORY, "the workspace would not fit");
     void *work = xdi_call_memory(x->ctx, planning.peak);
-    XDI_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    XD_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(work, planning.peak);
     x->there = x->here;
     if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
@@ -361,11 +360,10 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld x;
     xdi_uld_open(ctx, desc, &x);
-    XDI_TRY(xdi_uld_check(ctx, &x.d));
-    XDI_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY,
-                "the lists would not fit");
+    XD_TRY(xdi_uld_check(ctx, &x.d));
+    XD_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY, "the lists would not fit");
     void *memory = xdi_scratch_take(ctx, planning.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(memory, planning.peak);
     xdi_uld_layout_lists(&x, &x.here, &arena);
     const xd_result result = xdi_uld_with_lists(&x, planning.peak, out);

@@ -37,8 +37,8 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
 
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second) {
-    XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, first, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, second, cells, count));
     if (x->fixed) xdi_cells_settle(cells, count);
     return XD_OK;
 }
@@ -168,8 +168,8 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
     xd_result result = xd_vocab_create(x->ctx, NULL, 0, size, size, &columns);
     result = xdi_vocab_agree(x->d.sequence_comm, NULL, result);
     if (result == XD_OK)
-        result = xd_select_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm, term->k,
-                                   x->ids, NULL);
+        result = xd_vocab_topk_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm,
+                                       term->k, x->ids, NULL);
     xd_vocab_destroy(columns);
     return xdi_vocab_agree(x->vocab.tp, NULL, result);
 }
@@ -335,11 +335,11 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
     xd_arena plan = xd_arena_over(NULL, 0), host_plan = plan, work, host = plan;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
-    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
+    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
     if (x->on_device) {
         x->memory = xd_allocate(x->ctx, host_plan.peak);
-        XDI_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
+        XD_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
         host = xd_arena_over(x->memory, host_plan.peak);
     }
     if (!memory) {
@@ -348,20 +348,20 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
             memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
         else
             memory = x->memory = xd_allocate(x->ctx, bytes);
-        XDI_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+        XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     work = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
+    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
     return XD_OK;
 }
 
 /* Everything up to the first exchange, on this rank alone. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    XDI_TRY(xdi_xtoken_validate(ctx, &d));
+    XD_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
-    XDI_TRY(xdi_xtoken_provide(x, desc));
+    XD_TRY(xdi_xtoken_provide(x, desc));
     for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
     return x->on_device ? xdi_xtoken_device_open(x) : XD_OK;
 }
@@ -386,7 +386,7 @@ static double xdi_xtoken_row_weight(xdi_xtoken *x, int64_t row) {
  * those of one rank. */
 static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, int64_t *argmax) {
     const xd_rows *z = &x->d.student;
-    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
+    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
     if (!x->fixed) return XD_OK;
     for (int64_t row = 0; row < z->rows; row++) {
         lse[row] = -INFINITY;
@@ -394,12 +394,12 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
             if (!(xdi_loss_load(z, row, v) / temperature <= lse[row]))
                 lse[row] = xdi_loss_load(z, row, v) / temperature;
     }
-    if (x->vocab.tp) XDI_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
+    if (x->vocab.tp) XD_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
     xdi_xtoken_zero(x, x->row_sums, z->rows);
     for (int64_t row = 0; row < z->rows; row++)
         for (int64_t v = 0; v < x->columns; v++)
             xdi_xtoken_add(x, x->row_sums, row, exp(xdi_loss_load(z, row, v) / temperature - lse[row]));
-    XDI_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
     for (int64_t row = 0; row < z->rows; row++) lse[row] += log(x->row_sums[row]);
     return XD_OK;
 }
@@ -407,13 +407,13 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
 /* Statistics of the student's rows, and the log-probabilities of their labels. */
 static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
-    XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
+    XD_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
     if (!d->labels) return XD_OK;
     if (d->temperature == 1.0)
         memcpy(x->lse_one, x->lse, (size_t)d->student.rows * sizeof *x->lse);
     else
-        XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
-    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+        XD_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
     for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->lse_one[row];
     return XD_OK;
 }
@@ -421,7 +421,7 @@ static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
 /* Which rows count, and by how much their cross entropy does. */
 static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
-    XDI_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
+    XD_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
     for (int64_t row = 0; row < d->student.rows; row++) {
         const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
         x->ce_factor[row] = 0.0;
@@ -455,8 +455,8 @@ static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
                                    x->d.sequence_comm };
     if (t->kind == XD_XTOKEN_SAME) return XD_OK;
-    XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    XDI_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    XD_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
+    XD_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
     return t->kind == XD_XTOKEN_LIKELIHOOD ? XD_OK : xdi_xtoken_share(x, term);
 }
 
@@ -483,12 +483,12 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     xdi_xtoken_zero(x, x->sums, 1 + 3 * n);
     for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_add(x, x->sums, 0, x->row_weight[row]);
     for (int i = 0; i < n; i++) {
-        XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
+        XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
         if (score != XD_XTOKEN_SCORE_NONE)
-            XDI_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
+            XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
     x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
     for (int i = 0; i < n; i++) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->sums[1 + i]);
@@ -513,14 +513,14 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_term *term = &x->terms[i];
         if (!term->active) continue;
-        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
-        if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
-        if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
-        if (term->teacher->kind == XD_XTOKEN_CACHED) XDI_TRY(xdi_xtoken_cached(x, term));
-        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XDI_TRY(xdi_xtoken_likelihood(x, term));
+        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XD_TRY(xdi_xtoken_projected(x, term));
+        if (term->teacher->kind == XD_XTOKEN_GOLD) XD_TRY(xdi_xtoken_gold(x, term));
+        if (term->teacher->kind == XD_XTOKEN_SAME) XD_TRY(xdi_xtoken_same(x, term));
+        if (term->teacher->kind == XD_XTOKEN_CACHED) XD_TRY(xdi_xtoken_cached(x, term));
+        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XD_TRY(xdi_xtoken_likelihood(x, term));
     }
     for (int64_t row = 0; row < x->d.student.rows && write; row++)
-        if (!x->written[row]) XDI_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
+        if (!x->written[row]) XD_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
     return XD_OK;
 }
 
@@ -532,8 +532,8 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
     int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
     double named[2] = { (double)x->found.first_row, x->found.first_value };
-    XDI_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
-    XDI_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
+    XD_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
+    XD_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
     x->found.first_row = (int64_t)named[0];
     x->found.first_value = named[1];
     return XD_OK;
@@ -543,8 +543,8 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XDI_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                            x->d.comm, NULL));
+    XD_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                           x->d.comm, NULL));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -597,21 +597,21 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
 static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     const bool write = x->d.gradient.data != NULL;
     xd_xtoken_values values;
-    XDI_TRY(xdi_xtoken_rows(x));
-    XDI_TRY(xdi_xtoken_denominators(x));
-    if (x->on_device) XDI_TRY(xdi_xtoken_device_begin(x));
+    XD_TRY(xdi_xtoken_rows(x));
+    XD_TRY(xdi_xtoken_denominators(x));
+    if (x->on_device) XD_TRY(xdi_xtoken_device_begin(x));
     x->found_in_rows = x->found;
     if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
-    XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
-    XDI_TRY(xdi_xtoken_finish(x));
+    XD_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
+    XD_TRY(xdi_xtoken_finish(x));
     values = xdi_xtoken_result(x);
     if (x->d.balance) {
         x->kd_weight = values.balance;
-        if (write) XDI_TRY(xdi_xtoken_pass(x, true));
-        if (write) XDI_TRY(xdi_xtoken_finish(x));
+        if (write) XD_TRY(xdi_xtoken_pass(x, true));
+        if (write) XD_TRY(xdi_xtoken_finish(x));
         values = xdi_xtoken_result(x);
     }
-    XDI_TRY(xdi_xtoken_report(x));
+    XD_TRY(xdi_xtoken_report(x));
     for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
     *out = values;

@@ -79,7 +79,7 @@ typedef struct xd_xtoken_teacher {
                                         there in every call */
     const xd_exact_map *map;         /* GOLD */
     /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
+     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
      * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
     const int64_t *column_ids;
     double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.

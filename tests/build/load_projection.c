@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
             memcpy(&bits, &p.weight[i], sizeof bits);
             printf("%lld %d %08x\n", (long long)s, (int)p.teacher_id[i], (unsigned)bits);
         }
-    xd_projection_free(ctx, &p);
+    xd_projection_destroy(ctx, &p);
     xd_ctx_destroy(ctx);
     return 0;
 }

@@ -56,10 +56,10 @@ static xd_result choose(xd_comm *world, void *argument) {
     std::vector<int64_t> &ids = choice->ids[p.rank];
     ids.assign(SEQUENCES * K, -1);
     to.cols = K + 1;
-    CHECK(xd_teacher_columns(p.ctx, vocab, from, SEQUENCES, votes, cp, K, ids.data(), to) == XD_ERROR_SHAPE);
+    CHECK(xd_vocab_topk_gather(p.ctx, vocab, from, SEQUENCES, votes, cp, K, ids.data(), to) == XD_ERROR_SHAPE);
     to.cols = K;
     CHECK(ids[0] == -1);
-    CHECK(xd_teacher_columns(p.ctx, vocab, from, SEQUENCES, votes, cp, K, ids.data(), to) == XD_OK);
+    CHECK(xd_vocab_topk_gather(p.ctx, vocab, from, SEQUENCES, votes, cp, K, ids.data(), to) == XD_OK);
     choice->values[p.rank] = choice->on_gpu ? far_values.host<unsigned char>() : values;
     xd_vocab_destroy(vocab);
     xd_comm_destroy(tp);
@@ -113,7 +113,7 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
         Device votes(mask, sizeof mask);
         const xd_rows rows = { values.at<void>(), XD_DTYPE_F32, TEACHER_ROWS, K, 0 };
         CHECK(xd_vocab_create_even(p->ctx, nullptr, TEACHER_SIZE, &vocab) == XD_OK);
-        CHECK(xd_teacher_columns(p->ctx, vocab, c.teachers[0].logits, SEQUENCES, votes.at<uint8_t>(), nullptr,
+        CHECK(xd_vocab_topk_gather(p->ctx, vocab, c.teachers[0].logits, SEQUENCES, votes.at<uint8_t>(), nullptr,
                                  K, ids, rows) == XD_OK);
         xd_route_desc d = {};
         d.payload = XD_ROUTE_COLUMNS;

@@ -116,7 +116,7 @@ struct Matrix {
               XD_OK);
     }
     ~Matrix() {
-        xd_projection_free(ctx, &m);
+        xd_projection_destroy(ctx, &m);
     }
 };
 
@@ -158,7 +158,7 @@ static void compare_project(Pair *pair, xd_dtype dtype, bool all, bool exact, bo
     check_near(a, b, TOKENS * k, exact ? 0.0 : 1e-15);
     const size_t bytes = (size_t)(TOKENS * shape.stride()) * xd_dtype_size(dtype);
     CHECK(memcmp(after.data() + gradient, board.bytes.data() + gradient, bytes) == 0);
-    xd_projection_drop(pair->gpu.ctx, &there);
+    xd_projection_unload(pair->gpu.ctx, &there);
 }
 
 XD_TEST(projected_probabilities_are_those_of_the_cpu) {

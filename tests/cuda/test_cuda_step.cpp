@@ -76,8 +76,8 @@ static void check_models(const Model &host, const Model &gpu) {
         std::vector<unsigned char> average((size_t)a.count * xd_dtype_size(a.dtype));
         CHECK(xd_read(gpu.ctx, average.data(), b.value, average.size()) == XD_OK);
         CHECK(average.empty() || memcmp(a.value, average.data(), average.size()) == 0);
-        const xd_optimizer_state s = xd_optimizer_get_state(host.optimizer, i);
-        const xd_optimizer_state t = xd_optimizer_get_state(gpu.optimizer, i);
+        const xd_optimizer_state s = xd_optimizer_state_at(host.optimizer, i);
+        const xd_optimizer_state t = xd_optimizer_state_at(gpu.optimizer, i);
         int64_t count = -1;
         CHECK(xd_read(gpu.ctx, &count, t.step, sizeof count) == XD_OK);
         CHECK_EQ_INT(count, *s.step);
@@ -258,8 +258,8 @@ static void check_crowds(const Crowd &host, const Crowd &gpu) {
     bool same = true;
     for (size_t i = 0; i < host.params.size(); i++) {
         const xd_param a = xd_ema_view(host.ema, (int64_t)i), b = xd_ema_view(gpu.ema, (int64_t)i);
-        const xd_optimizer_state s = xd_optimizer_get_state(host.optimizer, (int64_t)i),
-                                 t = xd_optimizer_get_state(gpu.optimizer, (int64_t)i);
+        const xd_optimizer_state s = xd_optimizer_state_at(host.optimizer, (int64_t)i),
+                                 t = xd_optimizer_state_at(gpu.optimizer, (int64_t)i);
         std::vector<unsigned char> average((size_t)a.count * xd_dtype_size(a.dtype));
         int64_t count = -1;
         same = same && first_difference(host.values[i], gpu.d_values[i].host<unsigned char>()) < 0;

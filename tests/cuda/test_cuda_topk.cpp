@@ -140,7 +140,7 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
                     const xd_rows rows = rows_at(at, x, s.student, s);
                     CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
                                         place<int64_t>(at, ids)) == XD_OK);
-                    CHECK(xd_select_columns(ctx, vocab, rows, nullptr, nullptr, k,
+                    CHECK(xd_vocab_topk_columns(ctx, vocab, rows, nullptr, nullptr, k,
                                             place<int64_t>(at, columns),
                                             place<float>(at, importance)) == XD_OK);
                 });

@@ -77,7 +77,7 @@ static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_va
     }
     const xd_result result = xd_xtoken_loss(ctx, &d, out);
     if (result == XD_OK) arrays.take_home(desc->gradient.data);
-    for (xd_projection &one : near) xd_projection_drop(ctx, &one);
+    for (xd_projection &one : near) xd_projection_unload(ctx, &one);
     delete workspace;
     return result;
 }
@@ -219,7 +219,7 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
     desc.k = k;
     desc.coding = coding;
     desc.teacher_hash = 77;
-    CHECK(xd_teacher_cache_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
+    CHECK(xd_teacher_cache_writer_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
     for (int b = 0; b < SEQUENCES; b++) {
         xd_teacher_cache_block block = {};
         for (int i = 0; i < length; i++) {
@@ -229,10 +229,10 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
         block.logits = rows_of(logits + b * length * size, length, size);
         block.ids = ids;
         block.next = next;
-        CHECK(xd_teacher_cache_document(w, nullptr, 0) == XD_OK);
-        CHECK(xd_teacher_cache_append(w, &block) == XD_OK);
+        CHECK(xd_teacher_cache_writer_document(w, nullptr, 0) == XD_OK);
+        CHECK(xd_teacher_cache_writer_append(w, &block) == XD_OK);
     }
-    CHECK(xd_teacher_cache_finish(w) == XD_OK);
+    CHECK(xd_teacher_cache_writer_commit(w) == XD_OK);
     CHECK(xd_teacher_cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
     remove(path.c_str());
     for (int i = 0; i < SEQUENCES * length; i++)
@@ -555,8 +555,8 @@ XD_TEST(a_projection_is_uploaded_once) {
     CHECK(near.entries == p.projection.entries && near.row_begin != p.projection.row_begin);
     CHECK(xd_projection_upload(p.ctx, &near, &again) == XD_ERROR_ARGUMENT);
     CHECK(again.row_begin == nullptr);
-    xd_projection_drop(p.ctx, &near);
-    xd_projection_drop(p.ctx, &near); /* empty by now */
+    xd_projection_unload(p.ctx, &near);
+    xd_projection_unload(p.ctx, &near); /* empty by now */
     xd_cuda_destroy(cuda);
     close_problem(&p);
 }

@@ -12,7 +12,7 @@ static xd_json *parse(golden_case *c, const char *key) {
     if (!text)
         golden_fail(c, "no metadata %s", key);
     else
-        golden_ok(c, xd_json_parse(golden_ctx(c), NULL, text, strlen(text), &root));
+        golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, text, strlen(text), &root));
     return root;
 }
 
@@ -87,7 +87,7 @@ static void check_canonical(golden_case *c, const xd_text *tokens, int64_t count
             golden_fail(c, "canonical token %lld comes from [%d, %d), expected [%lld, %lld)", (long long)i,
                         (int)made.origin[i], (int)made.origin[i + 1], (long long)begin, (long long)end);
     }
-    xd_canonical_free(golden_ctx(c), &made);
+    xd_canonical_destroy(golden_ctx(c), &made);
 }
 
 static bool table_claims(const golden_case *c) {
@@ -126,7 +126,7 @@ static void segment_run(golden_case *c) {
     if (golden_ok(c, xd_align_segment(golden_ctx(c), s, n, t, m, &desc, &made, &score))) {
         check_pairs(c, pairs, 0, &made, 4);
         golden_exact(c, "out.score", &score, 1);
-        xd_alignment_free(golden_ctx(c), &made);
+        xd_alignment_destroy(golden_ctx(c), &made);
     }
     xd_json_destroy(golden_ctx(c), student);
     xd_json_destroy(golden_ctx(c), teacher);
@@ -216,7 +216,7 @@ static void run_row(batch *b, int64_t row) {
     if (!golden_ok(b->c, xd_align_dp(ctx, student, n, teacher, m, &desc, &made))) return;
     check_pairs(b->c, xd_json_at(b->pairs, r), row, &made, 5);
     fill_row(b, row, &made);
-    xd_alignment_free(ctx, &made);
+    xd_alignment_destroy(ctx, &made);
 }
 
 static void align_run(golden_case *c) {

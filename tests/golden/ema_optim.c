@@ -122,7 +122,7 @@ static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema
         saved[i].value = golden_out(l, copy, bytes);
         saved[i].name = m->names[i];
     }
-    const xd_ema_record record = xd_ema_get_record(*ema);
+    const xd_ema_record record = xd_ema_describe(*ema);
     xd_ema_destroy(*ema);
     *ema = NULL;
     const bool made = golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema));
@@ -278,7 +278,7 @@ static void optim_check_values(golden_case *c, model *m, int step) {
 static void optim_check_state(golden_case *c, const model *m, xd_optimizer *optimizer) {
     char name[NAME];
     for (int i = 0; i < m->count; i++) {
-        const xd_optimizer_state state = xd_optimizer_get_state(optimizer, i);
+        const xd_optimizer_state state = xd_optimizer_state_at(optimizer, i);
         const char *const fields[3] = { "exp_avg", "exp_avg_sq", "momentum_buffer" };
         const float *const arrays[3] = { state.exp_avg, state.exp_avg_sq, state.exp_avg };
         for (int f = 0; f < 3; f++) {

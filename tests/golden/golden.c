@@ -462,7 +462,7 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
 }
 
 static bool golden_option(const char *argument, xd_ctx_desc *desc) {
-    if (strncmp(argument, "--cpu=", 6) == 0) return xd_cpu_level_parse(argument + 6, &desc->cpu);
+    if (strncmp(argument, "--cpu=", 6) == 0) return xd_cpu_level_from_name(argument + 6, &desc->cpu);
     desc->reduction = XD_REDUCTION_INVARIANT;
     return strcmp(argument, "--invariant") == 0;
 }

@@ -36,7 +36,7 @@ static xd_json *parse(golden_case *c, const char *key) {
     const char *text = golden_text(c, key);
     xd_json *root = NULL;
     if (text)
-        golden_ok(c, xd_json_parse(golden_ctx(c), NULL, text, strlen(text), &root));
+        golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, text, strlen(text), &root));
     else
         golden_fail(c, "no metadata %s", key);
     return root;
@@ -99,7 +99,7 @@ static void cut_run(golden_case *c) {
         if (!golden_ok(c, xd_projection_rows_cut(golden_ctx(c), &in, &desc, &out))) return;
         golden_exact(c, ids, ids_of(c, &out), out.rows * out.k);
         golden_close(c, weights, weights_of(c, &out), out.rows * out.k);
-        xd_projection_rows_free(golden_ctx(c), &out);
+        xd_projection_rows_destroy(golden_ctx(c), &out);
     }
 }
 
@@ -143,7 +143,7 @@ static void similarity_run(golden_case *c) {
     check_best(c, "out.indices", &rows);
     golden_close(c, golden_has(c, "out.likelihoods") ? "out.likelihoods" : "out32.likelihoods",
                  weights_of(c, &rows), rows.rows * rows.k);
-    xd_projection_rows_free(golden_ctx(c), &rows);
+    xd_projection_rows_destroy(golden_ctx(c), &rows);
 }
 
 /* ---- votes ---- */
@@ -217,14 +217,14 @@ static xd_pieces *pieces_of(const vocabularies *v, int side) {
     return out;
 }
 
-static bool add_pass(vocabularies *v, int side, int64_t most_pieces) {
+static bool add_pass(vocabularies *v, int side, int64_t max_pieces) {
     int64_t skip[2][8];
     xd_votes_pass pass;
     memset(&pass, 0, sizeof pass);
     pass.tokens = pieces_of(v, side);
     pass.count = v->size[side];
     pass.reverse = side == 1;
-    pass.most_pieces = most_pieces;
+    pass.max_pieces = max_pieces;
     pass.skip = skip[0];
     pass.skip_count = skipped_ids(v, side, skip[0]);
     pass.foreign_skip = skip[1];
@@ -368,7 +368,7 @@ static void pipeline_cut(vocabularies *v, const xd_projection_rows *rows, bool p
     xd_projection_rows out;
     if (!golden_ok(c, xd_projection_rows_cut(golden_ctx(c), rows, &desc, &out))) return;
     check_stage(v, preserve_last ? "cut_preserve_last_" : "cut_", &out);
-    xd_projection_rows_free(golden_ctx(c), &out);
+    xd_projection_rows_destroy(golden_ctx(c), &out);
 }
 
 static void pipeline_run(golden_case *c) {
@@ -387,7 +387,7 @@ static void pipeline_run(golden_case *c) {
             check_ids(&v, "exact_", &rows);
             pipeline_cut(&v, &rows, false);
             pipeline_cut(&v, &rows, true);
-            xd_projection_rows_free(golden_ctx(c), &rows);
+            xd_projection_rows_destroy(golden_ctx(c), &rows);
         }
     }
     votes_close(&v);
@@ -426,7 +426,7 @@ static void exact_run(golden_case *c) {
     check_list(c, "out.common_teacher", map.teacher, map.pairs);
     check_list(c, "out.uncommon_student", map.student_rest, map.student_rest_count);
     check_list(c, "out.uncommon_teacher", map.teacher_rest, map.teacher_rest_count);
-    xd_exact_map_free(golden_ctx(c), &map);
+    xd_exact_map_destroy(golden_ctx(c), &map);
 }
 
 static bool sparse_claims(const golden_case *c) {
@@ -492,7 +492,7 @@ static void sparse_run(golden_case *c) {
     check_part(c, &p, "rows_", (int64_t)golden_number(c, "cfg.row_start", 0.0),
                (int64_t)golden_number(c, "cfg.row_end", 0.0), NULL);
     check_part(c, &p, "cols_", 0, p.student_size, &columns);
-    xd_projection_free(golden_ctx(c), &p);
+    xd_projection_destroy(golden_ctx(c), &p);
 }
 
 const golden_kind golden_kinds_projection_parts[] = {

@@ -117,7 +117,7 @@ static void uld_row(batch *b, int64_t row) {
         b->sum += values.loss;
         if (values.chunks > 0) b->last_matched = values.matched, b->last_unmatched = values.unmatched;
     }
-    xd_alignment_free(golden_ctx(c), &chunks);
+    xd_alignment_destroy(golden_ctx(c), &chunks);
 }
 
 /* The next-token cross entropy beside it, by xd_loss; adds value and gradient. */

@@ -47,7 +47,7 @@ static bool list_flag(golden_case *c, const char *key, int index, bool fallback)
     const char *text = golden_text(c, key);
     xd_json *list = NULL;
     bool value = fallback;
-    if (!text || !golden_ok(c, xd_json_parse(golden_ctx(c), NULL, text, strlen(text), &list)))
+    if (!text || !golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, text, strlen(text), &list)))
         return fallback;
     xd_json_bool(xd_json_at(list, (size_t)index), &value);
     xd_json_destroy(golden_ctx(c), list);
@@ -214,8 +214,8 @@ static bool xtoken_open(golden_case *c, xtoken_case *x) {
 static void xtoken_close(xtoken_case *x) {
     for (int i = 0; i < x->teacher_count; i++) {
         if (x->teacher[i].projection.row_begin)
-            xd_projection_free(golden_ctx(x->c), &x->teacher[i].projection);
-        if (x->teacher[i].map.student) xd_exact_map_free(golden_ctx(x->c), &x->teacher[i].map);
+            xd_projection_destroy(golden_ctx(x->c), &x->teacher[i].projection);
+        if (x->teacher[i].map.student) xd_exact_map_destroy(golden_ctx(x->c), &x->teacher[i].map);
     }
 }
 
@@ -500,7 +500,7 @@ static void project_run(golden_case *c) {
         golden_close(c, "out.projected", job.out, weight.count);
         golden_gradient(c, "grad.student_probs", job.gradient, probs.count);
     }
-    xd_projection_free(golden_ctx(c), &job.projection);
+    xd_projection_destroy(golden_ctx(c), &job.projection);
 }
 
 /* ---- a teacher's shards ---- */

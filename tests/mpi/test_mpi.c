@@ -324,7 +324,7 @@ XD_TEST(agree_gives_every_rank_the_message_of_the_one_that_failed) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const bool odd = xd_comm_rank(world) == ODD;
     CHECK_EQ_INT(xd_agree(world, XD_OK), XD_OK);
-    const xd_result mine = odd ? XDI_FAIL(ctx, XD_ERROR_IO, "no disk under this rank") : XD_OK;
+    const xd_result mine = odd ? XD_FAIL(ctx, XD_ERROR_IO, "no disk under this rank") : XD_OK;
     CHECK_EQ_INT(xd_agree(world, mine), odd ? XD_ERROR_IO : XD_ERROR_PEER);
     CHECK(strstr(xd_last_error(ctx)->message, "no disk under this rank") != NULL);
     CHECK_EQ_INT(xd_agree(world, XD_OK), XD_OK);

@@ -209,16 +209,16 @@ static bool xdi_lerp_takes(xd_dtype dtype) {
 }
 
 static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dtype source, int64_t k) {
-    XDI_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
-                "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
-                xd_dtype_name(target));
+    XD_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
+               "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
+               xd_dtype_name(target));
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
+        XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
@@ -231,13 +231,13 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->value_dtype));
-        if (a->average) XDI_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+        XD_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
+                   "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(a->gradient_dtype));
+        XD_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
+                   "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(a->value_dtype));
+        if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
     }
     return XD_OK;
 }
@@ -273,7 +273,7 @@ static xd_update_array xdi_update_next(const xd_update_args *args, const xd_upda
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update) {
     float widened[XDI_SPAN];
-    XDI_TRY(xdi_update_check(launch, args));
+    XD_TRY(xdi_update_check(launch, args));
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
@@ -316,11 +316,11 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
-        XDI_REQUIRE(launch->ctx,
-                    a->target_dtype == a->source_dtype ||
-                        (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
-                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
-                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   a->target_dtype == a->source_dtype ||
+                       (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
+                   XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
+                   xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < array_count; k++) {
@@ -340,8 +340,8 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
 XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
                                    const xdi_span_kernels *spans) {
     float values[XDI_SPAN];
-    XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
-                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
+    XD_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
+               "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
     for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(args->count, at);
         float *x = (float *)args->data + at;
@@ -489,9 +489,9 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
-                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(args->arrays[k].dtype));
+        XD_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                   "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                   xd_dtype_name(args->arrays[k].dtype));
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_norm_array *a = &args->arrays[k];
         /* Bins pay from a few spans on: emptying them costs as much as adding one. */

@@ -449,7 +449,7 @@ XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t fir
 
 static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     int64_t first;
-    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
     return xdi_xtoken_tail_finish(t, first);
 }
 

@@ -585,10 +585,10 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
-    XDI_TRY(plain->combine(launch, one));
+    XD_TRY(plain->combine(launch, one));
     if (mixed) {
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
-        XDI_TRY(plain->mixture_combine(launch, one));
+        XD_TRY(plain->mixture_combine(launch, one));
     }
     if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
     return XD_OK;

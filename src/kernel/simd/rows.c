@@ -62,7 +62,7 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
         one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
-        XDI_TRY(plain.stats(launch, &one));
+        XD_TRY(plain.stats(launch, &one));
     }
     return XD_OK;
 }

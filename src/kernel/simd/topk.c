@@ -109,7 +109,7 @@ static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
         if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
         const xd_topk_args one = xdi_fast_topk_row(a, r);
-        XDI_TRY(plain.stats(launch, &one));
+        XD_TRY(plain.stats(launch, &one));
     }
     return XD_OK;
 }
@@ -165,7 +165,7 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
             const xd_topk_args one = xdi_fast_topk_row(a, r);
-            XDI_TRY(plain.grad(launch, &one));
+            XD_TRY(plain.grad(launch, &one));
         }
     }
     return XD_OK;

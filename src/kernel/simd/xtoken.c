@@ -173,7 +173,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
         xdi_fast_project_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            if (!g.fits[i - begin]) XDI_TRY(plain.project(launch, &one));
+            if (!g.fits[i - begin]) XD_TRY(plain.project(launch, &one));
         }
         begin = g.end;
     }
@@ -227,7 +227,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
         for (int64_t i = begin; i < g.end; i++) {
             xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
             one.cells = a->cells + i;
-            if (!g.fits[i - begin]) XDI_TRY(plain.delta(launch, &one));
+            if (!g.fits[i - begin]) XD_TRY(plain.delta(launch, &one));
         }
         begin = g.end;
     }
@@ -390,7 +390,7 @@ static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
         const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
         if (isnan(lse))
-            XDI_TRY(plain.target(launch, &one));
+            XD_TRY(plain.target(launch, &one));
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
                                                 lse, true, a->cells + a->places[i] * a->k);
@@ -479,7 +479,7 @@ static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xt
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XDI_TRY(plain.divergence(launch, &one));
+            XD_TRY(plain.divergence(launch, &one));
     }
     return XD_OK;
 }
@@ -557,7 +557,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
     int64_t first;
     float *powers = t->scratch;
-    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
     if (t->fixed) return xdi_xtoken_tail_finish(t, first);
     for (int64_t i = 0; i < t->k; i++)
         if (t->found[i] < 0 || !(t->values[i] > -INFINITY)) return xdi_xtoken_tail_finish(t, first);
@@ -610,7 +610,7 @@ static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoke
         one.rows = a->rows + i;
         one.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XDI_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
     }
     return XD_OK;
 }

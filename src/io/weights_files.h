@@ -1,11 +1,11 @@
-#ifndef XDI_IO_MODEL_FILES_H
-#define XDI_IO_MODEL_FILES_H
+#ifndef XDI_IO_WEIGHTS_FILES_H
+#define XDI_IO_WEIGHTS_FILES_H
 
 #include "io/safetensors.h"
 
 /* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
  * model.safetensors.index.json saying which tensor lies in which file. */
-typedef struct xd_model_files xd_model_files;
+typedef struct xd_weights_files xd_weights_files;
 
 /* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
  *
@@ -14,51 +14,51 @@ typedef struct xd_model_files xd_model_files;
  * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
  * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
  * does not put there. */
-XD_API xd_result xd_model_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                     xd_model_files **out);
+XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                       xd_weights_files **out);
 
 /* Closes all files. NULL is fine. */
-XD_API void xd_model_files_close(xd_model_files *model);
+XD_API void xd_weights_files_close(xd_weights_files *model);
 
 /* The files, in the order of their names. */
-XD_API int64_t xd_model_files_count(const xd_model_files *model);
-XD_API xd_safetensors *xd_model_files_at(const xd_model_files *model, int64_t file);
+XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
+XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
 
 /* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
  * O(log tensors). Errors: MISSING. */
-XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *name, xd_safetensors **file,
-                                     int64_t *index);
+XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
+                                       int64_t *index);
 
 /* What to write and how to cut it into files. */
-typedef struct xd_model_writer_desc {
+typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
     uint64_t
         max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
     const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
     int64_t metadata_count;
-} xd_model_writer_desc;
+} xd_weights_writer_desc;
 
 /* A model directory being written. */
-typedef struct xd_model_writer xd_model_writer;
+typedef struct xd_weights_writer xd_weights_writer;
 
 /* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_create. */
-XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, const xd_model_writer_desc *desc,
-                                        xd_model_writer **out);
+ * the call only. Local. Errors: as xd_safetensors_writer_create. */
+XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
+                                          const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
-/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_write_range: a
+/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
  * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
-XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte,
-                                       size_t bytes, const void *data);
+XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
+                                         size_t bytes, const void *data);
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.
  * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_commit; then what was published is removed again. */
-XD_API xd_result xd_model_writer_commit(xd_model_writer *writer);
+ * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_model_writer_abort(xd_model_writer *writer);
+XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
 #endif

@@ -1076,7 +1076,7 @@ XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
 
-/* The default of ignore_index fields: rows with this label do not count. */
+/* The label of rows that do not count, where has_ignore_index does not say another. */
 #define XD_IGNORE_INDEX (-100)
 
 /* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
@@ -1084,9 +1084,10 @@ XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
 typedef struct xd_positions {
     int64_t count;
     const int64_t *labels; /* [count] or NULL */
-    int64_t ignore_index;  /* 0 -> XD_IGNORE_INDEX; to leave out id 0 use the mask */
-    const uint8_t *mask;   /* [count] or NULL */
-    const float *weights;  /* [count] or NULL; finite, not negative */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const uint8_t *mask;  /* [count] or NULL */
+    const float *weights; /* [count] or NULL; finite, not negative */
 } xd_positions;
 
 /* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
@@ -3315,6 +3316,27 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 /* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
 XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 
+/* >>loss/common */
+
+/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
+ * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
+typedef struct xd_loss_common {
+    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
+    bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
+    const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
+    const float *row_weight; /* [T]; NULL -> 1 */
+    const double *scale;     /* one value that multiplies loss and gradient; NULL -> 1 */
+    const xd_denominator *denominator; /* D of the whole step; NULL -> denominator_value */
+    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
+    xd_comm *comm; /* data and sequence axes: results are summed over them; NULL -> this rank's rows only */
+    xd_rows gradient;  /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
+    float *row_loss;   /* [T] without row_weight, scale and D; 0 where not counted; or NULL */
+    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_loss_common;
+
 /* >>loss/denominator */
 
 /* Counts positions over all micro-batches of a step and all ranks of the data and sequence axes.
@@ -3340,10 +3362,11 @@ typedef struct xd_shift_desc {
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;  /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask; /* like ids: 0 -> nobody predicts this token; NULL -> all count */
-    int64_t fill;        /* label of positions without one; 0 -> XD_IGNORE_INDEX */
-    xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
+    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;  /* label of positions without one */
+    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
 /* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
@@ -3428,12 +3451,8 @@ typedef enum xd_temperature_factor {
 typedef struct xd_loss_desc {
     xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
     xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const int64_t *labels; /* [T] ids of the next token (see xd_next_token_labels); NULL -> soft loss only */
     const xd_vocab *vocab; /* required */
-    int64_t ignore_index; /* 0 -> XD_IGNORE_INDEX; rows with this label do not count, for the soft loss too */
-    const uint8_t *mask;  /* [T] 0 -> the row does not count; NULL -> all do */
-    const float *row_weight; /* [T]; NULL -> 1 */
-    double hard_weight; /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
+    double hard_weight;    /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
     double soft_weight;
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
@@ -3441,16 +3460,7 @@ typedef struct xd_loss_desc {
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
-    const double *scale;               /* one value that multiplies loss and gradient; NULL -> 1 */
-    const xd_denominator *denominator; /* NULL -> denominator_value */
-    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
-    xd_comm *comm;    /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
-    xd_rows gradient; /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
-    float
-        *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
-    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;   /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
+    xd_loss_common common; /* labels NULL -> soft loss only */
 } xd_loss_desc;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
@@ -3630,22 +3640,10 @@ typedef struct xd_topk_desc {
     double beta;                              /* JSD, MIXED; 0 -> 0.5 */
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
-    const int64_t *labels;                    /* [T] which rows count; NULL -> all */
-    int64_t ignore_index;
-    const uint8_t *mask;
-    const float *row_weight;
-    const double *scale;
-    const xd_denominator *denominator;
-    double denominator_value;
-    xd_comm *comm;
-    xd_rows gradient;
-    float *row_loss;           /* [T] with the temperature factor, without w_row, scale and D; or NULL */
-    float *student_mass;       /* [T] probability the student puts on the valid ids; or NULL */
+    float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
     float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
     double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_status *status;
-    void *workspace; /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
+    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
 /* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
@@ -8351,7 +8349,7 @@ XD_API xd_topk_kernels xd_topk_kernels_cpu(void) {
 
 static bool xdi_rows_count(const xd_positions *p, int64_t i) {
     if (p->mask && !p->mask[i]) return false;
-    return !p->labels || p->labels[i] != (p->ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+    return !p->labels || p->labels[i] != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
 }
 
 static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
@@ -28232,7 +28230,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
 
 /* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
 static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
-    const int64_t fill = d->fill ? d->fill : XD_IGNORE_INDEX;
+    const int64_t fill = d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t next = d->positions[i] + 1, at = b * d->length + next;
@@ -28650,7 +28648,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     xd_loss_desc d = *desc;
     if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
-        d.hard_weight = d.labels ? 1.0 : 0.0;
+        d.hard_weight = d.common.labels ? 1.0 : 0.0;
         d.soft_weight = d.teacher.data ? 1.0 : 0.0;
     }
     if (d.soft_weight == 0.0) memset(&d.teacher, 0, sizeof d.teacher);
@@ -28667,15 +28665,16 @@ XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     xdi_reduction in;
     in.positions.count = d->student.rows;
-    in.positions.labels = d->labels;
-    in.positions.ignore_index = d->ignore_index;
-    in.positions.mask = d->mask;
-    in.positions.weights = d->row_weight;
-    in.scale = d->scale;
-    in.denominator = d->denominator;
-    in.denominator_value = d->denominator_value;
-    in.comm = d->comm;
-    in.status = d->status;
+    in.positions.labels = d->common.labels;
+    in.positions.has_ignore_index = d->common.has_ignore_index;
+    in.positions.ignore_index = d->common.ignore_index;
+    in.positions.mask = d->common.mask;
+    in.positions.weights = d->common.row_weight;
+    in.scale = d->common.scale;
+    in.denominator = d->common.denominator;
+    in.denominator_value = d->common.denominator_value;
+    in.comm = d->common.comm;
+    in.status = d->common.status;
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
     if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
@@ -28686,15 +28685,16 @@ XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     if (d->teacher.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
-    return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
+    return d->common.gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient)
+                                   : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XD_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
-    XD_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
-               d->hard_weight);
+    XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+               "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
@@ -28728,7 +28728,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     memset(a, 0, sizeof *a);
     a->student = d->student;
     a->teacher = d->teacher;
-    a->labels = d->labels;
+    a->labels = d->common.labels;
     a->offsets = info.device_offsets;
     a->begin = info.begin;
     a->end = info.end;
@@ -28740,7 +28740,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->beta = d->beta;
     a->hard_weight = d->hard_weight;
     a->soft_weight = plan->reduction.soft_weight;
-    a->gradient = d->gradient;
+    a->gradient = d->common.gradient;
     a->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     xdi_loss_smoothing(d, a);
 }
@@ -28843,8 +28843,8 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
-    void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
+    void *memory = desc->common.workspace;
+    size_t bytes = desc->common.workspace_bytes;
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
@@ -28880,13 +28880,14 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
     xd_row_args rows;
     void *owned = NULL;
     xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
-    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    result =
+        xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK)
         result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
     if (result == XD_OK) result = body(&launch, &plan, user);
     if (result == XD_OK) {
         rows.loss_rows = plan.rows;
-        rows.row_loss = desc->row_loss;
+        rows.row_loss = desc->common.row_loss;
         result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
     }
     xd_ctx_kernels(ctx).memory.release(ctx, owned);
@@ -28909,7 +28910,8 @@ static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *
     if (kernels.device != XD_DEVICE_CPU) {
         there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
         xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XD_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+        XD_TRY(
+            xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, room));
     }
     xd_result result = xd_loss(ctx, desc, there);
     if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
@@ -29014,8 +29016,8 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
     XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     const int64_t rows = d->student.hidden.rows;
-    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
-               "logits, their gradient and their workspace are the head's own here");
+    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.common.gradient.data && !d->loss.common.workspace,
+               XD_ERROR_ARGUMENT, "logits, their gradient and their workspace are the head's own here");
     XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
     XD_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
@@ -29039,7 +29041,7 @@ static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     d.student.cols = h->student.weight.rows;
     d.student.stride = 0;
     if (h->teacher.hidden.data) d.teacher = d.student;
-    if (xdi_head_wants_gradient(h)) d.gradient = d.student;
+    if (xdi_head_wants_gradient(h)) d.common.gradient = d.student;
     return d;
 }
 
@@ -29229,8 +29231,8 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     } else if (p->loss.d.teacher.data) {
         a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
     }
-    if (p->loss.d.gradient.data) a->gradient = a->student;
-    a->labels = p->loss.d.labels ? p->loss.d.labels + row : NULL;
+    if (p->loss.d.common.gradient.data) a->gradient = a->student;
+    a->labels = p->loss.d.common.labels ? p->loss.d.common.labels + row : NULL;
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
@@ -29241,7 +29243,7 @@ static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64
     if (p->d->teacher.hidden.data) XD_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
     xdi_head_point(p, row, rows);
     XD_TRY(xdi_loss_rows(launch, &p->loss));
-    return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
+    return p->loss.d.common.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
 }
 
 static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out) {
@@ -29256,7 +29258,7 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     for (int64_t row = 0; row < p->rows; row += p->chunk)
         XD_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
     rows.loss_rows = p->loss.rows;
-    rows.row_loss = p->loss.d.row_loss;
+    rows.row_loss = p->loss.d.common.row_loss;
     return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);
 }
 
@@ -29266,7 +29268,7 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
     memset(&plan, 0, sizeof plan);
     xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
-                             desc->loss.comm, result);
+                             desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
     xd_leaf_stack_destroy(plan.leaves);
     if (owned) plan.loss.kernels.memory.release(ctx, owned);
@@ -29286,8 +29288,8 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     memset(&a, 0, sizeof a);
     a.student = plan->d.student;
     a.teacher = plan->d.teacher;
-    a.gradient = plan->d.gradient;
-    a.labels = plan->d.labels;
+    a.gradient = plan->d.common.gradient;
+    a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
     a.begin = from->begin;
     a.end = from->end;
@@ -29373,7 +29375,8 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
     XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XD_REQUIRE(ctx, d->loss.common.labels || x->rows == 0, XD_ERROR_ARGUMENT,
+               "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                "threshold %g is outside [0, 1]", d->threshold);
     if (!terms->data) return XD_OK;
@@ -29563,15 +29566,16 @@ static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in;
     in.positions.count = d->student.rows;
-    in.positions.labels = d->labels;
-    in.positions.ignore_index = d->ignore_index;
-    in.positions.mask = d->mask;
-    in.positions.weights = d->row_weight;
-    in.scale = d->scale;
-    in.denominator = d->denominator;
-    in.denominator_value = d->denominator_value;
-    in.comm = d->comm;
-    in.status = d->status;
+    in.positions.labels = d->common.labels;
+    in.positions.has_ignore_index = d->common.has_ignore_index;
+    in.positions.ignore_index = d->common.ignore_index;
+    in.positions.mask = d->common.mask;
+    in.positions.weights = d->common.row_weight;
+    in.scale = d->common.scale;
+    in.denominator = d->common.denominator;
+    in.denominator_value = d->common.denominator_value;
+    in.comm = d->common.comm;
+    in.status = d->common.status;
     in.hard_weight = 0.0;
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
@@ -29610,7 +29614,8 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
                (int)d->divergence, (int)d->mode);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
-    if (d->gradient.data) XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    if (d->common.gradient.data)
+        XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -29634,7 +29639,7 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->divergence = d->divergence;
     a->beta = d->beta;
     a->weight = plan->reduction.soft_weight;
-    a->gradient = d->gradient;
+    a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
     plan->teacher = *a;
@@ -29744,9 +29749,9 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     a->entry_values = plan->teacher_values;
     XD_TRY(plan->kernels.topk.entries(&launch, a));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
+    if (d->common.gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
     rows.topk_rows = a->row;
-    rows.row_loss = d->row_loss;
+    rows.row_loss = d->common.row_loss;
     rows.student_mass = d->student_mass;
     rows.teacher_mass = d->teacher_mass;
     return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
@@ -29763,8 +29768,8 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
 static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
                                      void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
-    void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
+    void *memory = desc->common.workspace;
+    size_t bytes = desc->common.workspace_bytes;
     xdi_topk_kl_begin(ctx, desc, plan);
     XD_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
@@ -29794,7 +29799,8 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
-    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    result =
+        xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
     plan.kernels.memory.release(ctx, owned);
     return result;
@@ -40965,4 +40971,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6804d791ae016f8e31ed94f9eb29f1e6693ac31cdfae20a782031cf046e5d90b */
+/* xdistill sha256 30caee887388a9ab349f9efd50f4136bb9d8243136acc5156c4e4206a8314058 */

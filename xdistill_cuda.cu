@@ -4349,7 +4349,7 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
-    return !p.labels || p.labels[i] != (p.ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+    return !p.labels || p.labels[i] != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
 }
 
 /* ---- denominators ---- */
@@ -8059,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 f132aee8153f98145d1ab2b62b8d7a1baad0b20d8891f72f9a4a34286f8bc588 */
+/* xdistill sha256 fcfb419581782c5c9ba8930833625af2608417d0a49e783486c750b1c2f8dd5b */

@@ -107,7 +107,7 @@ static void run_logits(void *state) {
                  xd_matrix_transposed(xd_matrix_of_rows(&c->d.teacher.weight)), c->teacher_logits, false);
         d.teacher = teacher;
     }
-    d.student = d.gradient = logits;
+    d.student = d.common.gradient = logits;
     require(c->ctx, xd_loss(c->ctx, &d, &c->values));
     multiply(c, g, weight, c->hidden_gradient, false);
     multiply(c, xd_matrix_transposed(g), xd_matrix_of_rows(&c->d.student.hidden), c->weight_gradient, true);
@@ -148,7 +148,7 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     c->d.weight_gradient = c->weight_gradient;
     c->d.bf16 = bf16;
     c->d.loss.vocab = c->vocab;
-    c->d.loss.labels = labels;
+    c->d.loss.common.labels = labels;
     c->d.loss.hard_weight = kl ? 0.0 : 1.0;
     c->d.loss.soft_weight = kl ? 1.0 : 0.0;
     c->d.workspace_bytes = xd_head_loss_workspace_bytes(&c->d);

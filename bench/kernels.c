@@ -93,25 +93,25 @@ static void run_loss(void *state) {
                                     .ids = c->ids,
                                     .values = c->values,
                                     .mode = XD_TOPK_TAIL,
-                                    .gradient = gradient,
-                                    .denominator_value = ROWS };
+                                    .common.gradient = gradient,
+                                    .common.denominator_value = ROWS };
         require(c->ctx, xd_topk_kl_loss(c->ctx, &desc, &values));
     } else {
         xd_loss_desc desc = { .student = student,
                               .vocab = c->vocab,
-                              .gradient = gradient,
-                              .denominator_value = ROWS,
+                              .common.gradient = gradient,
+                              .common.denominator_value = ROWS,
                               .temperature = c->temperature };
         if (c->kind == CROSS_ENTROPY)
-            desc.labels = c->label;
+            desc.common.labels = c->label;
         else
             desc.teacher = teacher;
         if (c->kind == JSD) desc.divergence = XD_JSD;
         const size_t bytes = xd_loss_workspace_bytes(&desc);
         if (!c->workspace) c->workspace = allocate(bytes);
         c->workspace_bytes = bytes;
-        desc.workspace = c->workspace;
-        desc.workspace_bytes = bytes;
+        desc.common.workspace = c->workspace;
+        desc.common.workspace_bytes = bytes;
         require(c->ctx, xd_loss(c->ctx, &desc, &values));
     }
     c->loss = values.loss;
@@ -253,6 +253,7 @@ static double measure_units(bool are_logarithms) {
     double best = INFINITY, sum = 0.0;
     const double start = bench_now();
     for (uint64_t i = 0; i < XDI_TILE; i++) x[i] = 2.0f + noise(i);
+    if (!units) return 0.0;
     while (bench_now() - start < 0.2) {
         const double begin = bench_now();
         for (int i = 0; i < 200; i++) sum += units(array);

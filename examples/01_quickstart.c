@@ -83,8 +83,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const xd_loss_desc desc = {
         .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
-        .gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
-        .labels = m->label, .vocab = vocab, .comm = dp, .denominator = &denominator,
+        .common.gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
+        .common.labels = m->label, .vocab = vocab, .common.comm = dp, .common.denominator = &denominator,
         .hard_weight = 0.1, .soft_weight = 0.9,
     };
     for (int step = 0; step <= STEPS; step++) {

@@ -56,7 +56,7 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
     TRY(xd_loss(ctx, &(xd_loss_desc){
         .student = { student, XD_DTYPE_F32, POSITIONS, columns, 0 },
         .teacher = { teacher, XD_DTYPE_F32, POSITIONS, columns, 0 },
-        .gradient = { student, XD_DTYPE_F32, POSITIONS, columns, 0 }, /* over the student's logits: no extra memory */
+        .common.gradient = { student, XD_DTYPE_F32, POSITIONS, columns, 0 }, /* over the student's logits: no extra memory */
         .vocab = vocab, .temperature = 2.0,
     }, &values));
 

@@ -34,10 +34,10 @@ int main(void) {
     bool ok = xd_cuda_create(ctx, NULL, &gpu) == XD_OK && xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab) == XD_OK;
     desc.student = { device, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
     desc.teacher = { device + count, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
-    desc.gradient = desc.student; /* in place */
+    desc.common.gradient = desc.student; /* in place */
     desc.temperature = 2.0;
     desc.vocab = vocab;
-    desc.status = status;
+    desc.common.status = status;
     ok = ok && xd_loss(ctx, &desc, values) == XD_OK && xd_read(ctx, &out, values, sizeof out) == XD_OK;
     if (ok) printf("KL over %d positions: %.6f nats\n", (int)POSITIONS, out.loss);
     if (!ok) printf("%s\n", xd_last_error(ctx)->message);

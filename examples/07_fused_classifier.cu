@@ -54,14 +54,14 @@ static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float 
     const xd_cast_array cast = { c->labels, targets, (int64_t)B * T, XD_DTYPE_I64, XD_DTYPE_I32 };
     if (xd_ctx_kernels(c->ctx).optimizer.cast(&launch, &cast, 1) != XD_OK) return false;
     desc.student = { logits, dtype, (int64_t)B * T, V, P };
-    if (write_dlogits) desc.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
-    desc.labels = c->labels;
+    if (write_dlogits) desc.common.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
+    desc.common.labels = c->labels;
     desc.vocab = c->vocab;
-    desc.row_loss = losses;
-    desc.denominator_value = 1.0 / (double)dloss;
-    desc.status = c->status;
-    desc.workspace = c->workspace;
-    desc.workspace_bytes = c->workspace_bytes;
+    desc.common.row_loss = losses;
+    desc.common.denominator_value = 1.0 / (double)dloss;
+    desc.common.status = c->status;
+    desc.common.workspace = c->workspace;
+    desc.common.workspace_bytes = c->workspace_bytes;
     return xd_loss(c->ctx, &desc, c->values) == XD_OK;
 }
 

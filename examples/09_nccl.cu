@@ -57,11 +57,11 @@ static xd_result train(xd_comm *world, xd_vocab *vocab, xd_optimizer *optimizer,
     xd_loss_values values;
     desc.student = { on_device->logits, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.teacher = { on_device->teacher, XD_DTYPE_F32, 1, VOCABULARY, 0 };
-    desc.gradient = { on_device->gradient, XD_DTYPE_F32, 1, VOCABULARY, 0 };
+    desc.common.gradient = { on_device->gradient, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.vocab = vocab;
-    desc.comm = world;
-    desc.denominator_value = xd_comm_size(world);
-    desc.status = &on_device->status;
+    desc.common.comm = world;
+    desc.common.denominator_value = xd_comm_size(world);
+    desc.common.status = &on_device->status;
     for (int step = 0; step < STEPS; step++) {
         TRY(xd_loss(ctx, &desc, &on_device->values));
         TRY(xd_all_reduce(world, on_device->gradient, on_device->gradient, VOCABULARY, XD_DTYPE_F32, XD_SUM));

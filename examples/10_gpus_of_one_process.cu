@@ -59,9 +59,9 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     free(start);
     TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
     desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
-    desc.labels = on_device->label;
+    desc.common.labels = on_device->label;
     desc.vocab = vocab;
-    desc.status = &on_device->status;
+    desc.common.status = &on_device->status;
     TRY(xd_loss(ctx, &desc, &on_device->values));
     TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
     *loss = values.loss; /* the same on every rank */

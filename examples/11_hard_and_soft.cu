@@ -36,11 +36,11 @@ static xd_result distill(xd_ctx *ctx, batch *b) {
     xd_loss_desc desc = {};
     desc.student = { b->student, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
     desc.teacher = { b->teacher, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
-    desc.gradient = desc.student;
-    desc.labels = b->label;
+    desc.common.gradient = desc.student;
+    desc.common.labels = b->label;
     desc.soft_weight = 0.9;
     desc.hard_weight = 0.1;
-    desc.status = &b->status;
+    desc.common.status = &b->status;
     xd_result result = xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab);
     desc.vocab = vocab;
     if (result == XD_OK) result = xd_loss(ctx, &desc, &b->values);

@@ -77,6 +77,7 @@
 #endif
 
 #include "loss/vocab.h"
+#include "loss/common.h"
 #include "loss/denominator.h"
 #include "loss/shift.h"
 #include "loss/softmax.h"

@@ -48,11 +48,11 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     TRY(xd_vocab_create(xd_comm_ctx(world), world, begin, end, VOCAB, &vocab));
     memset(&d, 0, sizeof d);
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
-    d.loss.student = d.loss.teacher = d.loss.gradient = d.terms = x;
+    d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;
     d.loss.teacher.data = w->teacher + begin;
-    d.loss.gradient.data = w->gradient + begin;
+    d.loss.common.gradient.data = w->gradient + begin;
     d.terms.data = w->terms + begin;
-    d.loss.labels = w->labels;
+    d.loss.common.labels = w->labels;
     d.loss.vocab = vocab;
     d.loss.temperature = 2.0;
     const xd_result result = w->cosine ? xd_cosine_loss(xd_comm_ctx(world), &d.loss, &values)
@@ -122,7 +122,7 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     d.loss.vocab = vocab;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "no labels") != NULL);
-    d.loss.labels = w->labels;
+    d.loss.common.labels = w->labels;
     d.threshold = 1.5;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "threshold 1.5") != NULL);

@@ -242,19 +242,19 @@ static void call_loss(side *s, int variant) {
     memset(&d, 0, sizeof d);
     d.student = rows_of(s->b->student);
     d.teacher = rows_of(s->b->teacher);
-    d.gradient = rows_of(variant & 4 ? s->b->student : s->b->gradient);
-    d.labels = s->b->labels;
-    d.mask = s->b->mask;
+    d.common.gradient = rows_of(variant & 4 ? s->b->student : s->b->gradient);
+    d.common.labels = s->b->labels;
+    d.common.mask = s->b->mask;
     d.vocab = s->vocab;
-    d.row_weight = s->b->weight;
-    d.scale = &s->b->scale;
-    d.row_loss = s->b->row_loss;
-    d.status = &s->b->status;
+    d.common.row_weight = s->b->weight;
+    d.common.scale = &s->b->scale;
+    d.common.row_loss = s->b->row_loss;
+    d.common.status = &s->b->status;
     d.divergence = (xd_divergence)(variant & 3);
     if (variant & 4) {
-        const xd_positions p = { ROWS, s->b->labels, 0, s->b->mask, s->b->weight };
+        const xd_positions p = { ROWS, s->b->labels, false, 0, s->b->mask, s->b->weight };
         CHECK(xd_denominator_count(s->ctx, NULL, &p, 1, &s->b->denominator) == XD_OK);
-        d.denominator = &s->b->denominator;
+        d.common.denominator = &s->b->denominator;
     }
     CHECK(xd_loss(s->ctx, &d, &s->b->loss) == XD_OK);
 }
@@ -263,7 +263,7 @@ static void call_topk(side *s, int variant) {
     xd_topk_desc d;
     memset(&d, 0, sizeof d);
     d.student = rows_of(s->b->student);
-    d.gradient = rows_of(s->b->gradient);
+    d.common.gradient = rows_of(s->b->gradient);
     d.vocab = s->vocab;
     d.k = K;
     d.mode = (xd_topk_mode)(variant & 3);
@@ -274,10 +274,10 @@ static void call_topk(side *s, int variant) {
         d.ids = s->b->ids;
         d.values = s->b->values;
     }
-    d.row_loss = s->b->row_loss;
+    d.common.row_loss = s->b->row_loss;
     d.student_mass = s->b->mass;
     d.student_log_probs = s->b->picked;
-    d.status = &s->b->status;
+    d.common.status = &s->b->status;
     CHECK(xd_topk_kl_loss(s->ctx, &d, &s->b->loss) == XD_OK);
 }
 
@@ -285,7 +285,7 @@ static void call_softmax(side *s, int variant) {
     board *b = s->b;
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
-    const xd_positions p = { ROWS, b->labels, 0, b->mask, NULL };
+    const xd_positions p = { ROWS, b->labels, false, 0, b->mask, NULL };
     switch (variant) {
     case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
@@ -331,10 +331,10 @@ XD_TEST(findings_of_a_device_are_read_when_asked_for) {
     side_open(&s, &guarded, &start, XD_REDUCTION_DETERMINISTIC);
     memset(&d, 0, sizeof d);
     d.student = rows_of(s.b->student);
-    d.labels = s.b->labels;
+    d.common.labels = s.b->labels;
     d.vocab = s.vocab;
     CHECK(xd_loss(s.ctx, &d, &s.b->loss) == XD_ERROR_ARGUMENT); /* where would the finding go? */
-    d.status = &s.b->status;
+    d.common.status = &s.b->status;
     CHECK(xd_cross_entropy_loss(s.ctx, &d, &loss) == XD_OK);
     CHECK(loss > 0.0f);
     CHECK(xd_read_status(s.ctx, &s.b->status) == XD_ERROR_DATA);

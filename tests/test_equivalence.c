@@ -120,14 +120,14 @@ static xd_result run_case(xd_ctx *ctx, const batch *b, const part *p, const xd_v
     memset(&topk, 0, sizeof topk);
     full.student = topk.student = rows_of(p, p->student);
     full.teacher = topk.teacher = rows_of(p, p->teacher);
-    full.gradient = topk.gradient = rows_of(p, p->gradient);
+    full.common.gradient = topk.common.gradient = rows_of(p, p->gradient);
     full.vocab = topk.vocab = vocab;
-    full.labels = topk.labels = b->labels + p->first;
-    full.mask = topk.mask = b->mask + p->first;
-    full.row_weight = topk.row_weight = b->row_weight + p->first;
-    full.row_loss = topk.row_loss = row_loss;
-    full.comm = topk.comm = cp;
-    full.status = topk.status = &status;
+    full.common.labels = topk.common.labels = b->labels + p->first;
+    full.common.mask = topk.common.mask = b->mask + p->first;
+    full.common.row_weight = topk.common.row_weight = b->row_weight + p->first;
+    full.common.row_loss = topk.common.row_loss = row_loss;
+    full.common.comm = topk.common.comm = cp;
+    full.common.status = topk.common.status = &status;
     if (b->which < 8)
         full_desc(b, &full);
     else
@@ -254,7 +254,7 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     p.student = copy_part(&p, b->student);
     memset(&d, 0, sizeof d);
     d.student = rows_of(&p, p.student);
-    d.labels = b->labels;
+    d.common.labels = b->labels;
     d.vocab = vocab;
     if (rank == 1) d.label_smoothing = 3.0;
     CHECK(xd_loss(ctx, &d, &values) != XD_OK);
@@ -263,7 +263,7 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     if (rank == 0) p.student[0] = NAN; /* a data error: known to all ranks of the vocabulary */
     xd_status status;
     memset(&status, 0, sizeof status);
-    d.status = &status;
+    d.common.status = &status;
     CHECK(xd_loss(ctx, &d, &values) == XD_OK);
     CHECK_EQ_INT(status.not_finite, 1);
     free(p.student);

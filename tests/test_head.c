@@ -57,13 +57,13 @@ static problem *problem_new(int which, xd_dtype dtype) {
 /* The loss itself, without its inputs: cross entropy, forward KL, JSD, reverse KL with hard loss. */
 static void loss_of(const problem *p, xd_loss_desc *d) {
     static const xd_divergence kinds[4] = { XD_KL_FORWARD, XD_KL_FORWARD, XD_JSD, XD_KL_REVERSE };
-    d->labels = p->labels;
+    d->common.labels = p->labels;
     d->divergence = kinds[p->which];
     d->hard_weight = p->which == 1 || p->which == 2 ? 0.0 : 0.4;
     d->soft_weight = p->which == 0 ? 0.0 : 0.6;
     d->temperature = p->which == 3 ? 2.0 : 1.0;
     d->label_smoothing = p->which == 0 ? 0.1 : 0.0;
-    d->row_loss = (float *)p->row_loss;
+    d->common.row_loss = (float *)p->row_loss;
 }
 
 /* Cuts of the vocabulary at multiples of the tile, uneven; the last of 3 ranks holds most. */
@@ -106,7 +106,7 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     d.bias_gradient = p->bias ? p->d_offset + begin : NULL;
     d.chunk_rows = p->chunk_rows;
     d.bf16 = p->fast;
-    if (rank > 0) d.loss.row_loss = NULL;
+    if (rank > 0) d.loss.common.row_loss = NULL;
     d.workspace_bytes = xd_head_loss_workspace_bytes(&d);
     d.workspace = malloc(d.workspace_bytes);
     const xd_result result = xd_head_loss(ctx, &d, &values);
@@ -163,8 +163,8 @@ static void run_logits(problem *p) {
     d.vocab = vocab;
     d.student = x;
     if (p->which != 0) d.teacher = y;
-    d.gradient = g;
-    d.row_loss = NULL;
+    d.common.gradient = g;
+    d.common.row_loss = NULL;
     CHECK_EQ_INT(xd_loss(ctx, &d, &p->expected), XD_OK);
     memset(p->e_hidden, 0, sizeof p->e_hidden);
     memset(p->e_weight, 0, sizeof p->e_weight);

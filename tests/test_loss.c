@@ -54,12 +54,12 @@ static void fixture_open(fixture *f, xd_reduction reduction) {
     }
     f->desc.student = rows_of(f->student, XD_DTYPE_F32, ROWS, WIDTH);
     f->desc.teacher = rows_of(f->teacher, XD_DTYPE_F32, ROWS, WIDTH);
-    f->desc.gradient = rows_of(f->gradient, XD_DTYPE_F32, ROWS, WIDTH);
-    f->desc.labels = f->labels;
-    f->desc.mask = f->mask;
+    f->desc.common.gradient = rows_of(f->gradient, XD_DTYPE_F32, ROWS, WIDTH);
+    f->desc.common.labels = f->labels;
+    f->desc.common.mask = f->mask;
     f->desc.vocab = f->vocab;
-    f->desc.row_loss = f->row_loss;
-    f->desc.status = &f->status;
+    f->desc.common.row_loss = f->row_loss;
+    f->desc.common.status = &f->status;
 }
 
 static void fixture_close(fixture *f) {
@@ -76,10 +76,10 @@ static double loss_of(fixture *f) {
 /* Central differences of the value against the gradient, at every element. */
 static void check_gradient(fixture *f) {
     float gradient[ROWS * WIDTH];
-    const xd_rows keep = f->desc.gradient;
+    const xd_rows keep = f->desc.common.gradient;
     loss_of(f);
     memcpy(gradient, f->gradient, sizeof gradient);
-    f->desc.gradient.data = NULL;
+    f->desc.common.gradient.data = NULL;
     for (int i = 0; i < ROWS * WIDTH; i++) {
         const float x = f->student[i], step = 1.0f / 256;
         f->student[i] = x + step;
@@ -90,7 +90,7 @@ static void check_gradient(fixture *f) {
         CHECK_NEAR(gradient[i], (above - below) / (2.0 / 256), 3e-5);
         if (i % WIDTH >= VOCAB) CHECK(gradient[i] == 0.0f);
     }
-    f->desc.gradient = keep;
+    f->desc.common.gradient = keep;
     CHECK(xd_status_check(f->ctx, &f->status) == XD_OK);
 }
 
@@ -105,7 +105,7 @@ XD_TEST(cross_entropy_is_the_mean_over_counted_rows) {
         loss = r == 2 || r == 4 ? 0.0 : log(total) - (double)f.student[r * WIDTH + f.labels[r]];
         sum += loss;
         loss_of(&f);
-        f.desc.gradient.data = NULL;
+        f.desc.common.gradient.data = NULL;
         CHECK_NEAR(f.row_loss[r], loss, 1e-6);
     }
     CHECK_NEAR(loss_of(&f), sum / 4, xd_test_f32(1e-12, sum / 4));
@@ -127,7 +127,7 @@ XD_TEST(gradients_equal_finite_differences) {
                 f.desc.soft_weight = variant & 2 ? 0.6 : 0.0;
                 f.desc.label_smoothing = variant & 2 ? 0.1 : 0.0;
                 f.desc.smoothing = mode ? XD_SMOOTHING_MEGATRON : XD_SMOOTHING_TORCH;
-                f.desc.row_weight = variant & 2 ? f.weight : NULL;
+                f.desc.common.row_weight = variant & 2 ? f.weight : NULL;
                 check_gradient(&f);
                 fixture_close(&f);
             }
@@ -138,10 +138,10 @@ XD_TEST(gradient_may_overwrite_the_student) {
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
     f.desc.divergence = XD_JSD;
     const double loss = loss_of(&f);
-    f.desc.gradient = f.desc.student;
+    f.desc.common.gradient = f.desc.student;
     CHECK(loss_of(&f) == loss);
     CHECK(memcmp(f.student, f.gradient, sizeof f.student) == 0);
-    f.desc.gradient.cols = VOCAB;
+    f.desc.common.gradient.cols = VOCAB;
     xd_loss_values values;
     CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_SHAPE);
     fixture_close(&f);
@@ -184,8 +184,8 @@ XD_TEST(nearly_one_hot_rows_keep_their_digits) {
     for (int i = 0; i < ROWS * WIDTH; i++)
         f.student[i] = f.teacher[i] = i % WIDTH == 0 ? 40.0f : (float)(i % 7);
     f.teacher[3] = 9.0f;
-    f.desc.labels = NULL;
-    f.desc.denominator_value = 1.0;
+    f.desc.common.labels = NULL;
+    f.desc.common.denominator_value = 1.0;
     f.desc.divergence = XD_KL_REVERSE;
     loss_of(&f);
     double total = 0.0, mean = 0.0;
@@ -243,7 +243,7 @@ XD_TEST(without_a_status_bad_rows_are_an_error) {
     fixture f;
     float loss = 5.0f;
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
-    f.desc.status = NULL;
+    f.desc.common.status = NULL;
     f.labels[0] = -3;
     CHECK(xd_cross_entropy_loss(f.ctx, &f.desc, &loss) == XD_ERROR_DATA);
     CHECK(strstr(xd_last_error(f.ctx)->message, "value -3") != NULL);
@@ -291,12 +291,12 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
     f.desc.divergence = XD_JSD;
     const double loss = loss_of(&f);
     const size_t bytes = xd_loss_workspace_bytes(&f.desc);
-    f.desc.workspace = malloc(bytes);
-    f.desc.workspace_bytes = bytes;
+    f.desc.common.workspace = malloc(bytes);
+    f.desc.common.workspace_bytes = bytes;
     CHECK(loss_of(&f) == loss);
-    f.desc.workspace_bytes = bytes - 1;
+    f.desc.common.workspace_bytes = bytes - 1;
     CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
-    free(f.desc.workspace);
+    free(f.desc.common.workspace);
     fixture_close(&f);
 }
 
@@ -313,7 +313,7 @@ XD_TEST(bf16_logits_and_gradients_are_widened_and_rounded) {
     const double wide = loss_of(&f);
     f.desc.student = rows_of(student, XD_DTYPE_BF16, ROWS, WIDTH);
     f.desc.teacher = rows_of(teacher, XD_DTYPE_BF16, ROWS, WIDTH);
-    f.desc.gradient = rows_of(gradient, XD_DTYPE_BF16, ROWS, WIDTH);
+    f.desc.common.gradient = rows_of(gradient, XD_DTYPE_BF16, ROWS, WIDTH);
     CHECK_NEAR(loss_of(&f), wide, 1e-6 * wide); /* the order of the sum may differ */
     for (int i = 0; i < ROWS * WIDTH; i++) CHECK(gradient[i] == xd_bf16_from_f32(f.gradient[i]));
     fixture_close(&f);

@@ -62,7 +62,7 @@ static xd_result step(xd_comm *world, parts *p) {
     const xd_rows student = { p->logits, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_rows gradient = { p->gradient, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_loss_desc loss = {
-        .student = student, .labels = labels, .vocab = p->vocab, .gradient = gradient
+        .student = student, .common.labels = labels, .vocab = p->vocab, .common.gradient = gradient
     };
     const xd_gradient_norm_desc clip = { .params = &p->param, .param_count = 1, .max_norm = 1.0 };
     xd_loss_values values;

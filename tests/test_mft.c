@@ -184,19 +184,19 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     TRY(xd_vocab_create(ctx, w->by_rows ? NULL : world, begin, end, p->vocab, &vocab));
     d.loss.student = part(w->student, p->student_dtype, p, row, rows, begin, columns);
     d.loss.teacher = part(w->teacher, p->teacher_dtype, p, row, rows, begin, columns);
-    d.loss.gradient =
+    d.loss.common.gradient =
         p->in_place ? d.loss.student : part(w->gradient, p->gradient_dtype, p, row, rows, begin, columns);
     d.terms = part(w->terms, XD_DTYPE_F32, p, row, rows, begin, columns);
-    d.loss.labels = p->labels + row;
-    d.loss.mask = p->mask + row;
-    d.loss.row_weight = p->row_weight + row;
+    d.loss.common.labels = p->labels + row;
+    d.loss.common.mask = p->mask + row;
+    d.loss.common.row_weight = p->row_weight + row;
     d.loss.temperature = p->temperature;
     d.loss.soft_weight = p->weight;
-    d.loss.denominator_value = ROWS;
+    d.loss.common.denominator_value = ROWS;
     d.loss.vocab = vocab;
-    d.loss.comm = w->by_rows ? world : NULL;
-    d.loss.row_loss = row_loss;
-    d.loss.status = &status;
+    d.loss.common.comm = w->by_rows ? world : NULL;
+    d.loss.common.row_loss = row_loss;
+    d.loss.common.status = &status;
     d.threshold = p->threshold;
     const xd_result result =
         p->cosine ? xd_cosine_loss(ctx, &d.loss, &values) : xd_mft_loss(ctx, &d, &values);
@@ -460,20 +460,20 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     const xd_rows x = { student, XD_DTYPE_F32, ROWS, 5, 0 }, y = { teacher, XD_DTYPE_F32, ROWS, 5, 0 };
     d.loss.student = x;
     d.loss.teacher = y;
-    d.loss.labels = p.labels;
+    d.loss.common.labels = p.labels;
     d.loss.vocab = vocab;
     const size_t bytes = xd_loss_workspace_bytes(&d.loss);
-    d.loss.workspace = malloc(bytes);
-    d.loss.workspace_bytes = bytes - 1;
+    d.loss.common.workspace = malloc(bytes);
+    d.loss.common.workspace_bytes = bytes - 1;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
     CHECK(values.loss == 7.0);
-    d.loss.workspace_bytes = bytes;
+    d.loss.common.workspace_bytes = bytes;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_OK);
     CHECK_EQ_INT(values.counted, ROWS);
     CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_OK);
     CHECK_EQ_INT(values.counted, ROWS);
-    free(d.loss.workspace);
+    free(d.loss.common.workspace);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
 }
@@ -492,9 +492,9 @@ XD_TEST(losses_without_rows_or_a_teacher) {
     CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, 5, 5, &vocab), XD_OK);
     const xd_rows x = { logit, XD_DTYPE_F32, 1, 5, 0 };
     d.loss.student = x;
-    d.loss.labels = &label;
+    d.loss.common.labels = &label;
     d.loss.vocab = vocab;
-    d.loss.status = &status;
+    d.loss.common.status = &status;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "no teacher") != NULL);

@@ -216,20 +216,20 @@ static void run_problem(const problem *p, xd_cpu_level level, outcome *out) {
     CHECK(xd_vocab_create(ctx, NULL, 0, p->vocab, p->vocab, &vocab) == XD_OK);
     d.student = t.student = rows_of(p, p->student, &owned[0]);
     d.teacher = t.teacher = rows_of(p, p->teacher, &owned[1]);
-    d.gradient = rows_of(p, NULL, &owned[2]);
-    if (p->in_place) d.gradient = d.student;
-    t.gradient = d.gradient;
+    d.common.gradient = rows_of(p, NULL, &owned[2]);
+    if (p->in_place) d.common.gradient = d.student;
+    t.common.gradient = d.common.gradient;
     d.vocab = t.vocab = vocab;
-    d.status = t.status = &out->status;
-    d.row_loss = t.row_loss = row_loss;
-    d.denominator_value = t.denominator_value = ROWS;
+    d.common.status = t.common.status = &out->status;
+    d.common.row_loss = t.common.row_loss = row_loss;
+    d.common.denominator_value = t.common.denominator_value = ROWS;
     d.temperature = t.temperature = p->temperature;
     d.divergence = t.divergence = p->divergence;
     d.beta = t.beta = p->beta;
     d.hard_weight = p->hard_weight;
     d.soft_weight = p->soft_weight;
     d.label_smoothing = p->smoothing;
-    if (p->hard_weight != 0.0) d.labels = p->labels;
+    if (p->hard_weight != 0.0) d.common.labels = p->labels;
     t.mode = (xd_topk_mode)p->topk;
     t.k = K;
     t.ids = p->ids;
@@ -240,7 +240,7 @@ static void run_problem(const problem *p, xd_cpu_level level, outcome *out) {
     for (int r = 0; r < ROWS; r++) {
         out->row_loss[r] = (double)row_loss[r];
         for (int64_t c = 0; c < p->vocab; c++)
-            out->gradient[r * p->width + c] = xd_load_f64(d.gradient.data, p->dtype, r * p->width + c);
+            out->gradient[r * p->width + c] = xd_load_f64(d.common.gradient.data, p->dtype, r * p->width + c);
     }
     for (int i = 0; i < 3; i++) free(owned[i]);
     xd_vocab_destroy(vocab);

@@ -52,15 +52,15 @@ static void fixture_open(fixture *f) {
     f->values[K + 1] = -INFINITY; /* absent: its id is not read */
     f->ids[K + 1] = -7;
     f->desc.student = rows_of(f->student, ROWS, VOCAB);
-    f->desc.gradient = rows_of(f->gradient, ROWS, VOCAB);
+    f->desc.common.gradient = rows_of(f->gradient, ROWS, VOCAB);
     f->desc.vocab = f->vocab;
     f->desc.k = K;
     f->desc.ids = f->ids;
     f->desc.values = f->values;
-    f->desc.row_loss = f->row_loss;
+    f->desc.common.row_loss = f->row_loss;
     f->desc.student_mass = f->student_mass;
     f->desc.teacher_mass = f->teacher_mass;
-    f->desc.status = &f->status;
+    f->desc.common.status = &f->status;
 }
 
 static void fixture_close(fixture *f) {
@@ -78,7 +78,7 @@ static void check_gradient(fixture *f) {
     float gradient[ROWS * VOCAB];
     loss_of(f);
     memcpy(gradient, f->gradient, sizeof gradient);
-    f->desc.gradient.data = NULL;
+    f->desc.common.gradient.data = NULL;
     for (int i = 0; i < ROWS * VOCAB; i++) {
         const float x = f->student[i], step = 1.0f / 512;
         f->student[i] = x + step;
@@ -132,7 +132,7 @@ XD_TEST(all_ids_make_the_whole_loss) {
             memset(&full, 0, sizeof full);
             full.student = f.desc.student;
             full.teacher = f.desc.teacher = rows_of(f.teacher, ROWS, VOCAB);
-            full.gradient = rows_of(expected, ROWS, VOCAB);
+            full.common.gradient = rows_of(expected, ROWS, VOCAB);
             full.vocab = f.vocab;
             full.divergence = f.desc.divergence = kinds[kind];
             CHECK(xd_loss(f.ctx, &full, &values) == XD_OK);
@@ -189,7 +189,7 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
     xd_loss_values values;
     fixture_open(&f);
     for (int own = 0; own < 2; own++) { /* the student's own ids take more */
-        f.desc.workspace = NULL;
+        f.desc.common.workspace = NULL;
         if (own) {
             f.desc.teacher = f.desc.student;
             f.desc.ids = NULL;
@@ -197,12 +197,12 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
         }
         const double loss = loss_of(&f);
         const size_t bytes = xd_topk_kl_workspace_bytes(f.ctx, &f.desc);
-        f.desc.workspace = malloc(bytes);
-        f.desc.workspace_bytes = bytes;
+        f.desc.common.workspace = malloc(bytes);
+        f.desc.common.workspace_bytes = bytes;
         CHECK(loss_of(&f) == loss);
-        f.desc.workspace_bytes = bytes - 1;
+        f.desc.common.workspace_bytes = bytes - 1;
         CHECK(xd_topk_kl_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
-        free(f.desc.workspace);
+        free(f.desc.common.workspace);
     }
     fixture_close(&f);
 }

@@ -52,7 +52,8 @@ static void shift(xd_ctx *ctx, tokens *t, int64_t *positions) {
     d.positions = positions;
     d.ids = t->ids;
     d.mask = t->starts;
-    d.fill = -1;
+    d.has_ignore_index = true;
+    d.ignore_index = -1;
     CHECK(xd_next_token_labels(ctx, &d, t->shifted) == XD_OK);
 }
 

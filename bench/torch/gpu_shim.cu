@@ -77,7 +77,7 @@ extern "C" void shim_close(shim *s) {
     xd_ema_destroy(s->ema);
     xd_optimizer_destroy(s->optimizer);
     xd_vocab_destroy(s->vocab);
-    void *const all[] = { s->status, s->values, s->norm, s->loss.workspace, s->head.workspace, s->top, s->ids };
+    void *const all[] = { s->status, s->values, s->norm, s->loss.common.workspace, s->head.workspace, s->top, s->ids };
     for (void *memory : all) cudaFree(memory);
     xd_cuda_destroy(s->gpu);
     xd_ctx_destroy(s->ctx);
@@ -99,16 +99,16 @@ extern "C" shim *shim_loss(int, int dtype, int64_t rows, int64_t cols, void *stu
     d->vocab = s->vocab;
     d->student = matrix;
     matrix.data = gradient;
-    d->gradient = matrix;
+    d->common.gradient = matrix;
     matrix.data = teacher;
     if (teacher) d->teacher = matrix;
     if (jsd) d->divergence = XD_JSD;
-    d->labels = labels;
+    d->common.labels = labels;
     d->temperature = temperature;
-    d->denominator_value = (double)rows;
-    d->status = s->status;
-    d->workspace_bytes = xd_loss_workspace_bytes(d);
-    d->workspace = shim_room(d->workspace_bytes);
+    d->common.denominator_value = (double)rows;
+    d->common.status = s->status;
+    d->common.workspace_bytes = xd_loss_workspace_bytes(d);
+    d->common.workspace = shim_room(d->common.workspace_bytes);
     s->swept = (char *)gradient;
     s->swept_bytes = rows * cols * (int64_t)xd_dtype_size((xd_dtype)dtype);
     return s;
@@ -129,10 +129,10 @@ extern "C" shim *shim_head(int, int64_t rows, int64_t cols, int64_t width, void 
     d->weight_gradient = weight_gradient;
     d->bf16 = true;
     d->loss.vocab = s->vocab;
-    d->loss.labels = labels;
+    d->loss.common.labels = labels;
     d->loss.hard_weight = 1.0;
-    d->loss.denominator_value = (double)rows;
-    d->loss.status = s->status;
+    d->loss.common.denominator_value = (double)rows;
+    d->loss.common.status = s->status;
     d->workspace_bytes = xd_head_loss_workspace_bytes(d);
     d->workspace = shim_room(d->workspace_bytes);
     return s;
@@ -240,7 +240,7 @@ extern "C" double shim_value(const shim *s) {
 }
 
 extern "C" int64_t shim_extra_bytes(const shim *s) {
-    return (int64_t)(s->loss.workspace_bytes + s->head.workspace_bytes);
+    return (int64_t)(s->loss.common.workspace_bytes + s->head.workspace_bytes);
 }
 
 /* ---- ceilings ---- */

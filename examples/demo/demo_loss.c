@@ -94,14 +94,14 @@ static xd_loss_desc demo_text_loss(const demo_rank *r) {
     xd_loss_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
-    desc.gradient = desc.student;
-    desc.labels = r->labels;
+    desc.common.gradient = desc.student;
+    desc.common.labels = r->labels;
     desc.vocab = r->logits.vocab;
-    desc.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
+    desc.common.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
     desc.hard_weight = 1.0;
-    desc.comm = r->rows;
-    desc.workspace = r->loss_workspace;
-    desc.workspace_bytes = r->loss_workspace_bytes;
+    desc.common.comm = r->rows;
+    desc.common.workspace = r->loss_workspace;
+    desc.common.workspace_bytes = r->loss_workspace_bytes;
     return desc;
 }
 
@@ -193,7 +193,7 @@ xd_result demo_make_loss_workspace(demo_rank *r) {
 static xd_result demo_learn_from_text(demo_rank *r, bool gradient, demo_step *out) {
     xd_loss_values values;
     xd_loss_desc desc = demo_text_loss(r);
-    if (!gradient) memset(&desc.gradient, 0, sizeof desc.gradient);
+    if (!gradient) memset(&desc.common.gradient, 0, sizeof desc.common.gradient);
     XD_TRY(xd_loss(r->ctx, &desc, &values));
     out->loss = out->hard = values.hard;
     out->soft = 0.0;

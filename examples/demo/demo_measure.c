@@ -39,10 +39,10 @@ static xd_loss_desc demo_exam_loss(const demo_rank *r, const demo_exam *exam) {
     desc.student.dtype = XD_DTYPE_F32;
     desc.student.rows = demo_rank_rows(r);
     desc.student.cols = exam->model->share.vocab_count;
-    desc.labels = exam->labels;
+    desc.common.labels = exam->labels;
     desc.vocab = exam->logits->vocab;
-    desc.denominator_value = 1.0; /* the sum, not the mean */
-    desc.comm = r->rows;
+    desc.common.denominator_value = 1.0; /* the sum, not the mean */
+    desc.common.comm = r->rows;
     return desc;
 }
 

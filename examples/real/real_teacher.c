@@ -103,10 +103,10 @@ static xd_result real_slice_loss(xd_comm *world, const real_slice *s, double *na
     desc.student.dtype = XD_DTYPE_F32;
     desc.student.rows = s->batch.positions;
     desc.student.cols = s->model.config.vocab;
-    desc.labels = s->labels;
+    desc.common.labels = s->labels;
     desc.vocab = s->vocab;
-    desc.denominator_value = 1.0; /* the sum, not the mean */
-    desc.comm = world;
+    desc.common.denominator_value = 1.0; /* the sum, not the mean */
+    desc.common.comm = world;
     XD_TRY(xd_loss(xd_comm_ctx(world), &desc, &values));
     *nats = values.hard;
     return XD_OK;

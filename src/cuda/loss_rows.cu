@@ -4,7 +4,7 @@
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
-    return !p.labels || p.labels[i] != (p.ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+    return !p.labels || p.labels[i] != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
 }
 
 /* ---- denominators ---- */

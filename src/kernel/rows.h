@@ -7,7 +7,7 @@
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
 
-/* The default of ignore_index fields: rows with this label do not count. */
+/* The label of rows that do not count, where has_ignore_index does not say another. */
 #define XD_IGNORE_INDEX (-100)
 
 /* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
@@ -15,9 +15,10 @@
 typedef struct xd_positions {
     int64_t count;
     const int64_t *labels; /* [count] or NULL */
-    int64_t ignore_index;  /* 0 -> XD_IGNORE_INDEX; to leave out id 0 use the mask */
-    const uint8_t *mask;   /* [count] or NULL */
-    const float *weights;  /* [count] or NULL; finite, not negative */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const uint8_t *mask;  /* [count] or NULL */
+    const float *weights; /* [count] or NULL; finite, not negative */
 } xd_positions;
 
 /* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are

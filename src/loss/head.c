@@ -82,8 +82,8 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
     XD_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     const int64_t rows = d->student.hidden.rows;
-    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
-               "logits, their gradient and their workspace are the head's own here");
+    XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.common.gradient.data && !d->loss.common.workspace,
+               XD_ERROR_ARGUMENT, "logits, their gradient and their workspace are the head's own here");
     XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
     XD_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
@@ -107,7 +107,7 @@ static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     d.student.cols = h->student.weight.rows;
     d.student.stride = 0;
     if (h->teacher.hidden.data) d.teacher = d.student;
-    if (xdi_head_wants_gradient(h)) d.gradient = d.student;
+    if (xdi_head_wants_gradient(h)) d.common.gradient = d.student;
     return d;
 }
 
@@ -297,8 +297,8 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     } else if (p->loss.d.teacher.data) {
         a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
     }
-    if (p->loss.d.gradient.data) a->gradient = a->student;
-    a->labels = p->loss.d.labels ? p->loss.d.labels + row : NULL;
+    if (p->loss.d.common.gradient.data) a->gradient = a->student;
+    a->labels = p->loss.d.common.labels ? p->loss.d.common.labels + row : NULL;
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
@@ -309,7 +309,7 @@ static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64
     if (p->d->teacher.hidden.data) XD_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
     xdi_head_point(p, row, rows);
     XD_TRY(xdi_loss_rows(launch, &p->loss));
-    return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
+    return p->loss.d.common.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
 }
 
 static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out) {
@@ -324,7 +324,7 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     for (int64_t row = 0; row < p->rows; row += p->chunk)
         XD_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
     rows.loss_rows = p->loss.rows;
-    rows.row_loss = p->loss.d.row_loss;
+    rows.row_loss = p->loss.d.common.row_loss;
     return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);
 }
 
@@ -334,7 +334,7 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
     memset(&plan, 0, sizeof plan);
     xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
-                             desc->loss.comm, result);
+                             desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
     xd_leaf_stack_destroy(plan.leaves);
     if (owned) plan.loss.kernels.memory.release(ctx, owned);

@@ -8,7 +8,7 @@
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     xd_loss_desc d = *desc;
     if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
-        d.hard_weight = d.labels ? 1.0 : 0.0;
+        d.hard_weight = d.common.labels ? 1.0 : 0.0;
         d.soft_weight = d.teacher.data ? 1.0 : 0.0;
     }
     if (d.soft_weight == 0.0) memset(&d.teacher, 0, sizeof d.teacher);
@@ -25,15 +25,16 @@ XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     xdi_reduction in;
     in.positions.count = d->student.rows;
-    in.positions.labels = d->labels;
-    in.positions.ignore_index = d->ignore_index;
-    in.positions.mask = d->mask;
-    in.positions.weights = d->row_weight;
-    in.scale = d->scale;
-    in.denominator = d->denominator;
-    in.denominator_value = d->denominator_value;
-    in.comm = d->comm;
-    in.status = d->status;
+    in.positions.labels = d->common.labels;
+    in.positions.has_ignore_index = d->common.has_ignore_index;
+    in.positions.ignore_index = d->common.ignore_index;
+    in.positions.mask = d->common.mask;
+    in.positions.weights = d->common.row_weight;
+    in.scale = d->common.scale;
+    in.denominator = d->common.denominator;
+    in.denominator_value = d->common.denominator_value;
+    in.comm = d->common.comm;
+    in.status = d->common.status;
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
     if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
@@ -44,15 +45,16 @@ XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     if (d->teacher.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
-    return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
+    return d->common.gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient)
+                                   : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XD_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
-    XD_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
-               d->hard_weight);
+    XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+               "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
@@ -86,7 +88,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     memset(a, 0, sizeof *a);
     a->student = d->student;
     a->teacher = d->teacher;
-    a->labels = d->labels;
+    a->labels = d->common.labels;
     a->offsets = info.device_offsets;
     a->begin = info.begin;
     a->end = info.end;
@@ -98,7 +100,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->beta = d->beta;
     a->hard_weight = d->hard_weight;
     a->soft_weight = plan->reduction.soft_weight;
-    a->gradient = d->gradient;
+    a->gradient = d->common.gradient;
     a->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     xdi_loss_smoothing(d, a);
 }
@@ -201,8 +203,8 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
-    void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
+    void *memory = desc->common.workspace;
+    size_t bytes = desc->common.workspace_bytes;
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
@@ -238,13 +240,14 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
     xd_row_args rows;
     void *owned = NULL;
     xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
-    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    result =
+        xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK)
         result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
     if (result == XD_OK) result = body(&launch, &plan, user);
     if (result == XD_OK) {
         rows.loss_rows = plan.rows;
-        rows.row_loss = desc->row_loss;
+        rows.row_loss = desc->common.row_loss;
         result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
     }
     xd_ctx_kernels(ctx).memory.release(ctx, owned);
@@ -267,7 +270,8 @@ static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *
     if (kernels.device != XD_DEVICE_CPU) {
         there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
         xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XD_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+        XD_TRY(
+            xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, room));
     }
     xd_result result = xd_loss(ctx, desc, there);
     if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);

@@ -1,6 +1,7 @@
 #ifndef XDI_LOSS_LOSS_H
 #define XDI_LOSS_LOSS_H
 
+#include "loss/common.h"
 #include "loss/denominator.h"
 #include "loss/vocab.h"
 #include "kernel/rows.h"
@@ -29,12 +30,8 @@ typedef enum xd_temperature_factor {
 typedef struct xd_loss_desc {
     xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
     xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const int64_t *labels; /* [T] ids of the next token (see xd_next_token_labels); NULL -> soft loss only */
     const xd_vocab *vocab; /* required */
-    int64_t ignore_index; /* 0 -> XD_IGNORE_INDEX; rows with this label do not count, for the soft loss too */
-    const uint8_t *mask;  /* [T] 0 -> the row does not count; NULL -> all do */
-    const float *row_weight; /* [T]; NULL -> 1 */
-    double hard_weight; /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
+    double hard_weight;    /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
     double soft_weight;
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
@@ -42,16 +39,7 @@ typedef struct xd_loss_desc {
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
-    const double *scale;               /* one value that multiplies loss and gradient; NULL -> 1 */
-    const xd_denominator *denominator; /* NULL -> denominator_value */
-    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
-    xd_comm *comm;    /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
-    xd_rows gradient; /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
-    float
-        *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
-    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;   /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
+    xd_loss_common common; /* labels NULL -> soft loss only */
 } xd_loss_desc;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.

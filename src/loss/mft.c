@@ -12,8 +12,8 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     memset(&a, 0, sizeof a);
     a.student = plan->d.student;
     a.teacher = plan->d.teacher;
-    a.gradient = plan->d.gradient;
-    a.labels = plan->d.labels;
+    a.gradient = plan->d.common.gradient;
+    a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
     a.begin = from->begin;
     a.end = from->end;
@@ -99,7 +99,8 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
     XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XD_REQUIRE(ctx, d->loss.common.labels || x->rows == 0, XD_ERROR_ARGUMENT,
+               "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                "threshold %g is outside [0, 1]", d->threshold);
     if (!terms->data) return XD_OK;

@@ -7,7 +7,7 @@
 
 /* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
 static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
-    const int64_t fill = d->fill ? d->fill : XD_IGNORE_INDEX;
+    const int64_t fill = d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t next = d->positions[i] + 1, at = b * d->length + next;

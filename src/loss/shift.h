@@ -11,10 +11,11 @@ typedef struct xd_shift_desc {
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;  /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask; /* like ids: 0 -> nobody predicts this token; NULL -> all count */
-    int64_t fill;        /* label of positions without one; 0 -> XD_IGNORE_INDEX */
-    xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
+    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;  /* label of positions without one */
+    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
 /* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the

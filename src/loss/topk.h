@@ -47,22 +47,10 @@ typedef struct xd_topk_desc {
     double beta;                              /* JSD, MIXED; 0 -> 0.5 */
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
-    const int64_t *labels;                    /* [T] which rows count; NULL -> all */
-    int64_t ignore_index;
-    const uint8_t *mask;
-    const float *row_weight;
-    const double *scale;
-    const xd_denominator *denominator;
-    double denominator_value;
-    xd_comm *comm;
-    xd_rows gradient;
-    float *row_loss;           /* [T] with the temperature factor, without w_row, scale and D; or NULL */
-    float *student_mass;       /* [T] probability the student puts on the valid ids; or NULL */
+    float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
     float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
     double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_status *status;
-    void *workspace; /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
+    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
 /* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */

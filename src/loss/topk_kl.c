@@ -34,15 +34,16 @@ static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in;
     in.positions.count = d->student.rows;
-    in.positions.labels = d->labels;
-    in.positions.ignore_index = d->ignore_index;
-    in.positions.mask = d->mask;
-    in.positions.weights = d->row_weight;
-    in.scale = d->scale;
-    in.denominator = d->denominator;
-    in.denominator_value = d->denominator_value;
-    in.comm = d->comm;
-    in.status = d->status;
+    in.positions.labels = d->common.labels;
+    in.positions.has_ignore_index = d->common.has_ignore_index;
+    in.positions.ignore_index = d->common.ignore_index;
+    in.positions.mask = d->common.mask;
+    in.positions.weights = d->common.row_weight;
+    in.scale = d->common.scale;
+    in.denominator = d->common.denominator;
+    in.denominator_value = d->common.denominator_value;
+    in.comm = d->common.comm;
+    in.status = d->common.status;
     in.hard_weight = 0.0;
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
@@ -81,7 +82,8 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
                (int)d->divergence, (int)d->mode);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
-    if (d->gradient.data) XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    if (d->common.gradient.data)
+        XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
     return xdi_reduction_check(ctx, in);
 }
 
@@ -105,7 +107,7 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->divergence = d->divergence;
     a->beta = d->beta;
     a->weight = plan->reduction.soft_weight;
-    a->gradient = d->gradient;
+    a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
     plan->teacher = *a;
@@ -215,9 +217,9 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     a->entry_values = plan->teacher_values;
     XD_TRY(plan->kernels.topk.entries(&launch, a));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
+    if (d->common.gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
     rows.topk_rows = a->row;
-    rows.row_loss = d->row_loss;
+    rows.row_loss = d->common.row_loss;
     rows.student_mass = d->student_mass;
     rows.teacher_mass = d->teacher_mass;
     return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
@@ -234,8 +236,8 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
 static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
                                      void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
-    void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
+    void *memory = desc->common.workspace;
+    size_t bytes = desc->common.workspace_bytes;
     xdi_topk_kl_begin(ctx, desc, plan);
     XD_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
@@ -265,7 +267,8 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
-    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    result =
+        xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
     plan.kernels.memory.release(ctx, owned);
     return result;

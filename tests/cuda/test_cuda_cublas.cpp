@@ -448,9 +448,9 @@ static HeadResult head_of(const Gpu &gpu, int64_t rows, int64_t columns, int64_t
     d.weight_gradient = d_weight.at<float>();
     d.bias_gradient = d_bias.at<float>();
     d.bf16 = true;
-    d.loss.labels = labels.at<int64_t>();
+    d.loss.common.labels = labels.at<int64_t>();
     d.loss.vocab = vocab;
-    d.loss.status = status.at<xd_status>();
+    d.loss.common.status = status.at<xd_status>();
     CHECK(xd_head_loss(gpu.ctx, &d, values.at<xd_loss_values>()) == XD_OK);
     gpu.wait();
     xd_vocab_destroy(vocab);

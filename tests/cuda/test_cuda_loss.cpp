@@ -71,16 +71,16 @@ static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
             xd_loss_desc d = {};
             d.student = rows_at(at, x, s.student, s);
             if (c.soft != 0.0) d.teacher = rows_at(at, y, s.teacher, s);
-            d.gradient = rows_at(at, g, s.gradient, s);
-            d.gradient.cols = s.stride(); /* the padding is zeroed */
-            d.labels = place<int64_t>(at, l);
-            d.mask = place<uint8_t>(at, m);
-            d.row_weight = place<float>(at, w);
-            d.scale = place<double>(at, f);
-            d.status = place<xd_status>(at, status);
-            d.row_loss = place<float>(at, row_loss);
-            d.workspace = place<void>(at, work);
-            d.workspace_bytes = work_bytes;
+            d.common.gradient = rows_at(at, g, s.gradient, s);
+            d.common.gradient.cols = s.stride(); /* the padding is zeroed */
+            d.common.labels = place<int64_t>(at, l);
+            d.common.mask = place<uint8_t>(at, m);
+            d.common.row_weight = place<float>(at, w);
+            d.common.scale = place<double>(at, f);
+            d.common.status = place<xd_status>(at, status);
+            d.common.row_loss = place<float>(at, row_loss);
+            d.common.workspace = place<void>(at, work);
+            d.common.workspace_bytes = work_bytes;
             d.vocab = vocab;
             d.hard_weight = c.hard;
             d.soft_weight = c.soft;
@@ -267,12 +267,12 @@ XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
             xd_loss_desc d = {};
             d.student = rows_at(side ? dx.at<void>() : (void *)x.data(), 0, s.student, s);
             if (kind >= 0) d.teacher = rows_at(side ? dy.at<void>() : (void *)y.data(), 0, s.teacher, s);
-            d.gradient = rows_at(side ? dg.at<void>() : (void *)g.data(), 0, s.gradient, s);
-            d.labels = side ? dl.at<int64_t>() : labels.data();
+            d.common.gradient = rows_at(side ? dg.at<void>() : (void *)g.data(), 0, s.gradient, s);
+            d.common.labels = side ? dl.at<int64_t>() : labels.data();
             d.hard_weight = kind < 0 ? 1.0 : 0.0;
             d.soft_weight = kind < 0 ? 0.0 : 1.0;
             d.divergence = kind < 0 ? XD_KL_FORWARD : kinds[kind];
-            d.status = side ? ds.at<xd_status>() : &status;
+            d.common.status = side ? ds.at<xd_status>() : &status;
             d.vocab = vocab;
             CHECK(xd_loss(ctx, &d, side ? dv.at<xd_loss_values>() : &values) == XD_OK);
             pair.gpu.wait();
@@ -302,13 +302,13 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
     xd_loss_desc d = {};
     d.student = rows_at(x.at<void>(), 0, s.student, s);
-    d.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
-    d.labels = l.at<int64_t>();
+    d.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
+    d.common.labels = l.at<int64_t>();
     d.vocab = vocab;
-    d.status = status.at<xd_status>();
-    d.workspace_bytes = xd_loss_workspace_bytes(&d);
-    Device workspace(std::vector<unsigned char>(d.workspace_bytes));
-    d.workspace = workspace.at<void>();
+    d.common.status = status.at<xd_status>();
+    d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
+    Device workspace(std::vector<unsigned char>(d.common.workspace_bytes));
+    d.common.workspace = workspace.at<void>();
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
     CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
     CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
@@ -486,18 +486,18 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         xd_loss_desc d = {};
         d.student = { w->on_device ? dx.at<void>() : (void *)x.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.teacher = { w->on_device ? dy.at<void>() : (void *)y.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
-        d.gradient = d.student;
-        d.labels = w->on_device ? dl.at<int64_t>() : labels.data();
-        d.status = w->on_device ? ds.at<xd_status>() : &status;
+        d.common.gradient = d.student;
+        d.common.labels = w->on_device ? dl.at<int64_t>() : labels.data();
+        d.common.status = w->on_device ? ds.at<xd_status>() : &status;
         d.vocab = vocab;
         d.divergence = w->divergence;
         d.temperature = 1.5;
         xd_topk_desc t = {};
         t.student = { w->on_device ? dt.at<void>() : (void *)topk.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
         t.teacher = d.teacher;
-        t.gradient = t.student;
-        t.labels = d.labels;
-        t.status = d.status;
+        t.common.gradient = t.student;
+        t.common.labels = d.common.labels;
+        t.common.status = d.common.status;
         t.vocab = vocab;
         t.divergence = w->divergence;
         t.k = 9;
@@ -509,7 +509,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         CHECK(xd_topk_kl_loss(ctx, &t, out) == XD_OK);
         if (w->on_device) {
             CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
-            CHECK(xd_read_status(ctx, d.status) == XD_OK);
+            CHECK(xd_read_status(ctx, d.common.status) == XD_OK);
             CHECK(xd_read(ctx, x.data(), dx.at<void>(), x.size() * sizeof(float)) == XD_OK);
             CHECK(xd_read(ctx, topk.data(), dt.at<void>(), x.size() * sizeof(float)) == XD_OK);
         }
@@ -582,9 +582,9 @@ XD_TEST(denominators_are_counted_to_the_bit) {
         const size_t out = board.add(nullptr, sizeof(xd_denominator));
         const std::vector<unsigned char> after =
             pair.run(&board, 5, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-                xd_positions p[2] = { { n, place<int64_t>(at, l), 0, place<uint8_t>(at, m),
+                xd_positions p[2] = { { n, place<int64_t>(at, l), false, 0, place<uint8_t>(at, m),
                                         place<float>(at, w) },
-                                      { 33, nullptr, 0, nullptr, nullptr } };
+                                      { 33, nullptr, false, 0, nullptr, nullptr } };
                 const xd_result refused = bad && ctx == pair.cpu ? XD_ERROR_ARGUMENT : XD_OK;
                 CHECK(xd_denominator_count(ctx, nullptr, p, 2, place<xd_denominator>(at, out)) == refused);
             });

@@ -67,15 +67,15 @@ static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed)
             xd_mft_desc d = {};
             d.loss.student = rows_at(at, x, s.student, s);
             d.loss.teacher = rows_at(at, y, s.teacher, s);
-            d.loss.gradient = rows_at(at, g, s.gradient, s);
-            d.loss.gradient.cols = s.stride(); /* the padding is zeroed */
-            d.loss.labels = place<int64_t>(at, l);
-            d.loss.mask = place<uint8_t>(at, m);
-            d.loss.row_weight = place<float>(at, w);
-            d.loss.status = place<xd_status>(at, status);
-            d.loss.row_loss = place<float>(at, row_loss);
-            d.loss.workspace = place<void>(at, work);
-            d.loss.workspace_bytes = work_bytes;
+            d.loss.common.gradient = rows_at(at, g, s.gradient, s);
+            d.loss.common.gradient.cols = s.stride(); /* the padding is zeroed */
+            d.loss.common.labels = place<int64_t>(at, l);
+            d.loss.common.mask = place<uint8_t>(at, m);
+            d.loss.common.row_weight = place<float>(at, w);
+            d.loss.common.status = place<xd_status>(at, status);
+            d.loss.common.row_loss = place<float>(at, row_loss);
+            d.loss.common.workspace = place<void>(at, work);
+            d.loss.common.workspace_bytes = work_bytes;
             d.loss.vocab = vocab;
             d.loss.soft_weight = c.weight;
             d.loss.temperature = c.temperature;
@@ -142,14 +142,14 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, 8, 8, &vocab) == XD_OK);
     xd_mft_desc d = {};
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
-    d.loss.labels = x.at<int64_t>();
+    d.loss.common.labels = x.at<int64_t>();
     d.loss.vocab = vocab;
-    d.loss.status = status.at<xd_status>();
+    d.loss.common.status = status.at<xd_status>();
     CHECK(xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
     CHECK(xd_cosine_loss(gpu.ctx, &d.loss, out.at<xd_loss_values>()) == XD_OK);
     gpu.wait();
     CHECK_EQ_INT(status.host<xd_status>()[0].nothing_counted, 2);
-    d.loss.status = nullptr;
+    d.loss.common.status = nullptr;
     CHECK(xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) ==
           XD_ERROR_ARGUMENT); /* findings stay on the GPU */
     xd_vocab_destroy(vocab);
@@ -189,16 +189,16 @@ static xd_result world_rank(xd_comm *world, void *argument) {
             CHECK(memory.copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
         }
         xd_mft_desc d = {};
-        d.loss.student = d.loss.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        d.loss.student = d.loss.common.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.loss.teacher = { at[1], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.terms = { at[2], XD_DTYPE_F32, TP_ROWS, columns, 0 };
-        d.loss.labels = (const int64_t *)at[3];
-        d.loss.status = (xd_status *)at[4];
+        d.loss.common.labels = (const int64_t *)at[3];
+        d.loss.common.status = (xd_status *)at[4];
         d.loss.vocab = vocab;
         d.loss.temperature = 1.5;
         xd_loss_values *out = (xd_loss_values *)at[5], values;
         CHECK((w->cosine ? xd_cosine_loss(gpu.ctx, &d.loss, out) : xd_mft_loss(gpu.ctx, &d, out)) == XD_OK);
-        CHECK(xd_read_status(gpu.ctx, d.loss.status) == XD_OK);
+        CHECK(xd_read_status(gpu.ctx, d.loss.common.status) == XD_OK);
         CHECK(xd_read(gpu.ctx, x.data(), at[0], bytes) == XD_OK);
         CHECK(xd_read(gpu.ctx, terms.data(), at[2], bytes) == XD_OK);
         CHECK(xd_read(gpu.ctx, &values, out, sizeof values) == XD_OK);
@@ -268,14 +268,14 @@ static void capture(bool cosine) {
     xd_mft_desc d = {};
     d.loss.student = rows_at(x.at<void>(), 0, s.student, s);
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);
-    d.loss.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
+    d.loss.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
     d.terms = rows_at(t.at<void>(), 0, XD_DTYPE_F32, s);
-    d.loss.labels = l.at<int64_t>();
+    d.loss.common.labels = l.at<int64_t>();
     d.loss.vocab = vocab;
-    d.loss.status = status.at<xd_status>();
-    d.loss.workspace_bytes = xd_loss_workspace_bytes(&d.loss);
-    Device workspace(std::vector<unsigned char>(d.loss.workspace_bytes));
-    d.loss.workspace = workspace.at<void>();
+    d.loss.common.status = status.at<xd_status>();
+    d.loss.common.workspace_bytes = xd_loss_workspace_bytes(&d.loss);
+    Device workspace(std::vector<unsigned char>(d.loss.common.workspace_bytes));
+    d.loss.common.workspace = workspace.at<void>();
     const auto call = [&]() {
         xd_loss_values *values = out.at<xd_loss_values>();
         CHECK((cosine ? xd_cosine_loss(gpu.ctx, &d.loss, values) : xd_mft_loss(gpu.ctx, &d, values)) ==

@@ -48,8 +48,8 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
         pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
             xd_topk_desc d = {};
             d.student = rows_at(at, x, s.student, s);
-            d.gradient = rows_at(at, g, s.gradient, s);
-            d.gradient.cols = s.stride();
+            d.common.gradient = rows_at(at, g, s.gradient, s);
+            d.common.gradient.cols = s.stride();
             d.vocab = vocab;
             d.k = c.k;
             d.mode = c.mode;
@@ -61,13 +61,13 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
             if (c.teacher != 2) d.ids = place<int64_t>(at, i);
             if (c.teacher == 3) d.values_kind = XD_TOPK_LOGITS;
             if (c.teacher == 3) d.log_normaliser = place<float>(at, n);
-            d.status = place<xd_status>(at, status);
-            d.row_loss = place<float>(at, row_loss);
-            d.student_mass = d.row_loss + s.rows;
+            d.common.status = place<xd_status>(at, status);
+            d.common.row_loss = place<float>(at, row_loss);
+            d.student_mass = d.common.row_loss + s.rows;
             d.teacher_mass = d.student_mass + s.rows;
             d.student_log_probs = place<double>(at, logs);
-            d.workspace = place<void>(at, work);
-            d.workspace_bytes = work_bytes;
+            d.common.workspace = place<void>(at, work);
+            d.common.workspace_bytes = work_bytes;
             CHECK(xd_topk_kl_loss(ctx, &d, place<xd_loss_values>(at, out)) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
@@ -200,7 +200,7 @@ XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
                 for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
                 double *d = place<double>(at, scalars);
                 const int64_t *ids = place<int64_t>(at, l);
-                const xd_positions p = { s.rows, ids, 0, nullptr, nullptr };
+                const xd_positions p = { s.rows, ids, false, 0, nullptr, nullptr };
                 CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
                 CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
                 CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),

@@ -32,8 +32,8 @@ static bool rows_open(golden_case *c, const char *student, rows_case *k) {
     k->gradient = (float *)golden_memory(c, (size_t)a.count * sizeof(float));
     k->row_loss = (float *)golden_memory(c, (size_t)k->rows * sizeof(float));
     k->desc.student = golden_rows(golden_f32(c, &a), k->rows, k->width);
-    k->desc.gradient = golden_rows(k->gradient, k->rows, k->width);
-    k->desc.row_loss = k->row_loss;
+    k->desc.common.gradient = golden_rows(k->gradient, k->rows, k->width);
+    k->desc.common.row_loss = k->row_loss;
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, k->width, k->width, &k->vocab))) return false;
     k->desc.vocab = k->vocab;
     return true;
@@ -76,6 +76,7 @@ static int64_t counted_positions(golden_case *c, const int64_t *labels, int64_t 
     memset(&positions, 0, sizeof positions);
     positions.count = count;
     positions.labels = labels;
+    positions.has_ignore_index = true;
     positions.ignore_index = ignore_index;
     memset(&denominator, 0, sizeof denominator);
     golden_ok(c, golden_denominator(golden_case_loans(c), &positions, &denominator));
@@ -91,10 +92,11 @@ static bool ce_claims(const golden_case *c) {
 static void ce_run(golden_case *c) {
     rows_case k;
     if (!rows_open(c, "in.logits", &k)) return;
-    k.desc.labels = rows_labels(c, &k);
-    k.desc.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
+    k.desc.common.labels = rows_labels(c, &k);
+    k.desc.common.has_ignore_index = true;
+    k.desc.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
     k.desc.label_smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
-    if (!golden_is(c, "cfg.reduction", "mean")) k.desc.denominator_value = 1.0;
+    if (!golden_is(c, "cfg.reduction", "mean")) k.desc.common.denominator_value = 1.0;
     rows_compare(c, &k, "grad.logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -115,13 +117,13 @@ static void kl_run(golden_case *c) {
     memset(&positions, 0, sizeof positions);
     positions.count = k.rows;
     positions.weights = rows_of(c, "in.mask", k.rows);
-    k.desc.row_weight = positions.weights;
-    k.desc.denominator = &denominator;
+    k.desc.common.row_weight = positions.weights;
+    k.desc.common.denominator = &denominator;
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
     k.desc.divergence = golden_flag(c, "cfg.reverse", false) ? XD_KL_REVERSE : XD_KL_FORWARD;
     if (golden_ok(c, golden_denominator(golden_case_loans(c), &positions, &denominator)))
         rows_compare(c, &k, "grad.student_logits");
-    k.desc.row_weight = NULL; /* per_token has neither mask nor tau^2 */
+    k.desc.common.row_weight = NULL; /* per_token has neither mask nor tau^2 */
     k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
     if (golden_ok(c, golden_loss(golden_case_loans(c), &k.desc, &values)))
         golden_close(c, "out.per_token", golden_widen(c, k.row_loss, XD_DTYPE_F32, k.rows), k.rows);
@@ -147,9 +149,9 @@ static void jsd_probabilities(golden_case *c, rows_case *k, double beta) {
     double loss = 0.0;
     golden_loans *l = golden_case_loans(c);
     const xd_rows student = golden_rows_in(l, k->desc.student), teacher = golden_rows_in(l, k->desc.teacher);
-    const xd_rows gradient = golden_rows_out(l, k->desc.gradient);
-    const xd_result result = xd_compat_jsd_of_probabilities(golden_ctx(c), student, teacher, beta,
-                                                            k->desc.denominator_value, gradient, &loss);
+    const xd_rows gradient = golden_rows_out(l, k->desc.common.gradient);
+    const xd_result result = xd_compat_jsd_of_probabilities(
+        golden_ctx(c), student, teacher, beta, k->desc.common.denominator_value, gradient, &loss);
     if (!golden_ok(c, golden_back(l, result))) return;
     golden_close(c, "out.loss", &loss, 1);
     golden_gradient(c, "grad.student_logits", golden_widen(c, k->gradient, XD_DTYPE_F32, k->rows * k->width),
@@ -166,14 +168,14 @@ static void jsd_run(golden_case *c) {
     }
     if (!rows_open(c, "in.student_logits", &k)) return;
     rows_teacher(c, &k);
-    if (labels) k.desc.labels = rows_labels(c, &k);
+    if (labels) k.desc.common.labels = rows_labels(c, &k);
     k.desc.soft_weight = 1.0;
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
     k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
-    k.desc.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
-    if (k.desc.denominator_value == 0.0)
-        k.desc.denominator_value = xd_compat_jsd_denominator(
-            reduction_of(c), k.batch, counted_positions(c, k.desc.labels, k.rows, 0), k.width, labels);
+    k.desc.common.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
+    if (k.desc.common.denominator_value == 0.0)
+        k.desc.common.denominator_value = xd_compat_jsd_denominator(
+            reduction_of(c), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX), k.width, labels);
     set_beta(beta, &k.desc.divergence, &k.desc.beta);
     if (golden_flag(c, "cfg.logits_are_probs", false))
         jsd_probabilities(c, &k, beta);
@@ -193,9 +195,9 @@ static void modelopt_run(golden_case *c) {
     if (!rows_open(c, "in.student_logits", &k)) return;
     rows_teacher(c, &k);
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
-    k.desc.denominator_value = golden_is(c, "cfg.reduction", "none")
-                                   ? 1.0
-                                   : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+    k.desc.common.denominator_value = golden_is(c, "cfg.reduction", "none")
+                                          ? 1.0
+                                          : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
     rows_compare(c, &k, "grad.student_logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -215,9 +217,10 @@ static void mft_run(golden_case *c) {
     rows_teacher(c, &k);
     memset(&d, 0, sizeof d);
     d.loss = k.desc;
-    d.loss.labels = rows_labels(c, &k);
+    d.loss.common.labels = rows_labels(c, &k);
     d.loss.temperature = golden_number(c, "cfg.temperature", 1.0);
-    d.loss.denominator_value = none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+    d.loss.common.denominator_value =
+        none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
     d.threshold = golden_number(c, "cfg.threshold", 0.2);
     d.terms = golden_rows(terms, k.rows, k.width);
     if (golden_ok(c, golden_mft_loss(golden_case_loans(c), &d, &values))) {
@@ -242,7 +245,7 @@ static void cosine_run(golden_case *c) {
     if (!rows_open(c, "in.student_logits", &k)) return;
     rows_teacher(c, &k);
     k.desc.soft_weight = golden_number(c, "cfg.beta", 1.0);
-    k.desc.denominator_value = 1.0;
+    k.desc.common.denominator_value = 1.0;
     if (golden_ok(c, golden_cosine_loss(golden_case_loans(c), &k.desc, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
         golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
@@ -294,8 +297,8 @@ static void soft_run(golden_case *c) {
     rows_teacher(c, &k);
     float *mask = sharded_mask(c, k.batch, k.rows / k.batch, false);
     k.desc.divergence = XD_SOFT_CE;
-    k.desc.row_weight = mask;
-    k.desc.denominator_value = sharded_denominator(c, mask, k.rows);
+    k.desc.common.row_weight = mask;
+    k.desc.common.denominator_value = sharded_denominator(c, mask, k.rows);
     rows_compare(c, &k, "grad.student_logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -310,12 +313,12 @@ static bool support_claims(const golden_case *c) {
 static void support_of_server(golden_case *c, const rows_case *k, xd_topk_desc *d) {
     const golden_array ids = golden_tensor(c, "in.teacher_topk_ids");
     const int64_t *labels = rows_labels(c, k);
-    const int64_t counted = counted_positions(c, labels, k->rows, 0);
+    const int64_t counted = counted_positions(c, labels, k->rows, XD_IGNORE_INDEX);
     d->k = ids.shape[ids.ndim > 0 ? ids.ndim - 1 : 0];
     d->ids = golden_i64(c, &ids);
     d->values = rows_of(c, "in.teacher_topk_logprobs", k->rows * d->k);
-    d->labels = labels;
-    d->denominator_value = counted > 0 ? (double)counted : 1.0;
+    d->common.labels = labels;
+    d->common.denominator_value = counted > 0 ? (double)counted : 1.0;
 }
 
 static void support_run(golden_case *c) {
@@ -325,11 +328,11 @@ static void support_run(golden_case *c) {
     if (!rows_open(c, "in.student_logits", &k)) return;
     memset(&d, 0, sizeof d);
     d.student = k.desc.student;
-    d.gradient = k.desc.gradient;
+    d.common.gradient = k.desc.common.gradient;
     d.vocab = k.vocab;
     d.mode = golden_flag(c, "cfg.add_tail", false) ? XD_TOPK_TAIL : XD_TOPK_RENORMALISE;
-    d.row_loss = k.row_loss;
-    d.denominator_value = 1.0;
+    d.common.row_loss = k.row_loss;
+    d.common.denominator_value = 1.0;
     if (golden_has(c, "in.teacher_topk_ids")) {
         support_of_server(c, &k, &d);
     } else {

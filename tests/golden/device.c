@@ -157,13 +157,15 @@ static xd_loss_desc golden_lent_loss(golden_loans *l, const xd_loss_desc *desc, 
     xd_loss_desc d = *desc;
     d.student = golden_rows_in(l, d.student);
     d.teacher = golden_rows_in(l, d.teacher);
-    d.gradient = golden_rows_out(l, d.gradient);
-    d.labels = (const int64_t *)golden_in(l, d.labels, rows * sizeof *d.labels);
-    d.mask = (const uint8_t *)golden_in(l, d.mask, rows);
-    d.row_weight = (const float *)golden_in(l, d.row_weight, rows * sizeof *d.row_weight);
-    d.scale = (const double *)golden_in(l, d.scale, sizeof *d.scale);
-    d.denominator = (const xd_denominator *)golden_in(l, d.denominator, sizeof *d.denominator);
-    d.row_loss = (float *)golden_out(l, d.row_loss, rows * sizeof *d.row_loss);
+    d.common.gradient = golden_rows_out(l, d.common.gradient);
+    d.common.labels = (const int64_t *)golden_in(l, d.common.labels, rows * sizeof *d.common.labels);
+    d.common.mask = (const uint8_t *)golden_in(l, d.common.mask, rows);
+    d.common.row_weight =
+        (const float *)golden_in(l, d.common.row_weight, rows * sizeof *d.common.row_weight);
+    d.common.scale = (const double *)golden_in(l, d.common.scale, sizeof *d.common.scale);
+    d.common.denominator =
+        (const xd_denominator *)golden_in(l, d.common.denominator, sizeof *d.common.denominator);
+    d.common.row_loss = (float *)golden_out(l, d.common.row_loss, rows * sizeof *d.common.row_loss);
     return d;
 }
 
@@ -172,7 +174,7 @@ static xd_result golden_loss_of(golden_loans *l,
                                 const xd_loss_desc *desc, xd_loss_values *out) {
     xd_status status;
     xd_loss_desc d = golden_lent_loss(l, desc, desc->student.rows);
-    d.status = golden_status(l, &status);
+    d.common.status = golden_status(l, &status);
     xd_loss_values *there = (xd_loss_values *)golden_out(l, out, sizeof *out);
     return golden_found(l, loss(l->ctx, &d, there), &status);
 }
@@ -189,7 +191,7 @@ xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_valu
     xd_status status;
     xd_mft_desc d = *desc;
     d.loss = golden_lent_loss(l, &desc->loss, desc->loss.student.rows);
-    d.loss.status = golden_status(l, &status);
+    d.loss.common.status = golden_status(l, &status);
     d.terms = golden_rows_out(l, d.terms);
     xd_loss_values *there = (xd_loss_values *)golden_out(l, out, sizeof *out);
     return golden_found(l, xd_mft_loss(l->ctx, &d, there), &status);
@@ -207,7 +209,7 @@ xd_result golden_head_loss(golden_loans *l, const xd_head_loss_desc *desc, xd_lo
     xd_status status;
     xd_head_loss_desc d = *desc;
     d.loss = golden_lent_loss(l, &desc->loss, desc->student.hidden.rows);
-    d.loss.status = golden_status(l, &status);
+    d.loss.common.status = golden_status(l, &status);
     d.student = golden_lent_head(l, desc->student);
     d.teacher = golden_lent_head(l, desc->teacher);
     d.hidden_gradient = golden_rows_out(l, d.hidden_gradient);
@@ -223,14 +225,15 @@ xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_va
     xd_topk_desc d = *desc;
     d.student = golden_rows_in(l, d.student);
     d.teacher = golden_rows_in(l, d.teacher);
-    d.gradient = golden_rows_out(l, d.gradient);
+    d.common.gradient = golden_rows_out(l, d.common.gradient);
     d.ids = (const int64_t *)golden_in(l, d.ids, cells * sizeof *d.ids);
     d.values = (const float *)golden_in(l, d.values, cells * sizeof *d.values);
-    d.labels = (const int64_t *)golden_in(l, d.labels, rows * sizeof *d.labels);
-    d.row_weight = (const float *)golden_in(l, d.row_weight, rows * sizeof *d.row_weight);
-    d.row_loss = (float *)golden_out(l, d.row_loss, rows * sizeof *d.row_loss);
+    d.common.labels = (const int64_t *)golden_in(l, d.common.labels, rows * sizeof *d.common.labels);
+    d.common.row_weight =
+        (const float *)golden_in(l, d.common.row_weight, rows * sizeof *d.common.row_weight);
+    d.common.row_loss = (float *)golden_out(l, d.common.row_loss, rows * sizeof *d.common.row_loss);
     d.student_log_probs = (double *)golden_out(l, d.student_log_probs, cells * sizeof *d.student_log_probs);
-    d.status = golden_status(l, &status);
+    d.common.status = golden_status(l, &status);
     xd_loss_values *there = (xd_loss_values *)golden_out(l, out, sizeof *out);
     return golden_found(l, xd_topk_kl_loss(l->ctx, &d, there), &status);
 }

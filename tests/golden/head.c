@@ -29,8 +29,9 @@ static void fused_desc(golden_case *c, xd_head_loss_desc *d) {
     d->teacher.hidden = matrix(c, "in.teacher_input");
     d->teacher.weight = matrix(c, "in.teacher_weight");
     d->teacher.bias = bias(c, "in.teacher_bias");
-    d->loss.labels = golden_i64(c, &labels);
-    d->loss.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
+    d->loss.common.labels = golden_i64(c, &labels);
+    d->loss.common.has_ignore_index = true;
+    d->loss.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
     d->loss.hard_weight = golden_number(c, "cfg.weight_hard_loss", 0.5);
     d->loss.soft_weight = golden_number(c, "cfg.weight_soft_loss", 0.5);
     d->loss.temperature = golden_number(c, "cfg.temperature", 1.0);

@@ -192,7 +192,8 @@ static xd_result sequence_indices(xd_comm *world, const sequence_case *s, const 
     d.length = s->length;
     d.positions = d.ids = p->contiguous_index;
     d.held = held;
-    d.fill = -1;
+    d.has_ignore_index = true;
+    d.ignore_index = -1;
     d.comm = world;
     if (result == XD_OK) result = xd_next_token_labels(ctx, &d, p->shifted_index);
     return result;

@@ -202,8 +202,8 @@ static void topk_distill_desc(const topk_distill *job, const sharded_part *part,
     d->mode = job->mode;
     d->divergence = job->divergence;
     d->beta = job->beta;
-    d->denominator_value = job->denominator;
-    d->comm = part->cp;
+    d->common.denominator_value = job->denominator;
+    d->common.comm = part->cp;
 }
 
 /* sum p ln p of the student's rows: minus the cross entropy of a distribution with itself. */
@@ -215,8 +215,8 @@ static xd_result topk_distill_entropy(const sharded_part *part, xd_rows student,
     d.student = d.teacher = student;
     d.vocab = part->vocab;
     d.divergence = XD_SOFT_CE;
-    d.denominator_value = 1.0;
-    d.row_loss = row_loss;
+    d.common.denominator_value = 1.0;
+    d.common.row_loss = row_loss;
     const xd_result result = golden_loss(part->loans, &d, &values);
     for (int64_t r = 0; r < part->rows; r++) entropy[r] = -(double)row_loss[r];
     free(row_loss);
@@ -234,15 +234,15 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     xd_topk_desc d;
     topk_distill_desc(job, part, &d);
     d.student = sharded_rows(part, student);
-    d.gradient = sharded_rows(part, gradient);
+    d.common.gradient = sharded_rows(part, gradient);
     d.ids = ids;
     d.values = values;
-    d.row_weight = mask;
+    d.common.row_weight = mask;
     xd_result result = golden_topk_loss(part->loans, &d, &loss);
     if (result == XD_OK) job->loss[part->rank] = loss.loss;
     sharded_put_columns(part, gradient, job->gradient);
-    d.gradient.data = NULL; /* log-probabilities of every row, masked ones too */
-    d.row_weight = NULL;
+    d.common.gradient.data = NULL; /* log-probabilities of every row, masked ones too */
+    d.common.row_weight = NULL;
     d.student_log_probs = log_probs;
     if (result == XD_OK) result = golden_topk_loss(part->loans, &d, &loss);
     if (result == XD_OK) result = topk_distill_entropy(part, d.student, entropy);

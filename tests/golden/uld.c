@@ -136,8 +136,8 @@ static void add_cross_entropy(batch *b, double weight) {
     const xd_rows g = { gradient, XD_DTYPE_F32, count, b->student.width, 0 };
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, x.cols, x.cols, &vocab))) return;
     d.student = x;
-    d.gradient = g;
-    d.labels = labels;
+    d.common.gradient = g;
+    d.common.labels = labels;
     d.vocab = vocab;
     d.hard_weight = weight;
     if (golden_ok(c, golden_loss(golden_case_loans(c), &d, &values))) {

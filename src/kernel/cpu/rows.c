@@ -9,7 +9,7 @@
 
 static bool xdi_rows_count(const xd_positions *p, int64_t i) {
     if (p->mask && !p->mask[i]) return false;
-    return !p->labels || p->labels[i] != (p->ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+    return !p->labels || p->labels[i] != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
 }
 
 static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {

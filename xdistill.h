@@ -2606,10 +2606,6 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 
 /* >>train/param */
 
-/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and
- * averages, bit for bit. Example: { .weight_decay = XD_ZERO }. */
-#define XD_ZERO 1e-300
-
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
  * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
  * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
@@ -2645,21 +2641,21 @@ typedef enum xd_optimizer_kind {
 
 /* What differs between groups of parameters; xd_param.group is the index. */
 typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0 -> 1 */
-    double weight_decay;        /* 0 -> the optimizer's; XD_ZERO -> none */
+    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double weight_decay;        /* instead of the optimizer's; 0: none */
 } xd_optimizer_group;
 
-/* Settings of an optimizer. Zero is the default of every field. */
+/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
-    double learning_rate;             /* 0 -> 1e-3 */
-    double beta1;                     /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
-    double beta2;                     /* Adam; 0 -> 0.999 */
+    double learning_rate;
+    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
+    double beta2;
     double eps;                       /* Adam; 0 -> 1e-8 */
-    double momentum;                  /* SGD; 0 -> none */
-    double weight_decay;              /* 0 -> 1e-2 for ADAMW, none for the others */
+    double momentum;                  /* SGD */
+    double weight_decay;              /* of every group, when there is no list of them */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
@@ -2688,6 +2684,13 @@ typedef struct xd_optimizer_step_desc {
                          * bit. When it was created over the optimizer's own list it costs one pass over memory
                          * instead of two. NULL -> none */
 } xd_optimizer_step_desc;
+
+/* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
+ * AdamW and Adam have betas 0.9 and 0.999 and eps 1e-8, AdamW weight decay 1e-2, the others none; SGD has no momentum.
+ * Pure. */
+XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
  *
@@ -2778,13 +2781,13 @@ typedef enum xd_ema_schedule {
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Zero is the default of every field. */
+/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
-    double decay; /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
-    double gamma; /* POWER; at least -1; 0 -> 16.97 */
-    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0; 0 -> 500 */
-    double rampup_ratio;     /* HALFLIFE; at least 0; 0 -> 0.05 */
+    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
+    double gamma;            /* POWER; at least -1 */
+    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
+    double rampup_ratio;     /* HALFLIFE; at least 0 */
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
@@ -2798,6 +2801,10 @@ typedef struct xd_ema_desc {
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
 } xd_ema_desc;
+
+/* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
+ * EMAConfig). Pure. */
+XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 
 /* What is saved beside the shadows. */
 typedef struct xd_ema_record {
@@ -2819,7 +2826,7 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative
+/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
  * iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
@@ -2828,7 +2835,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
  *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
  *            tied: one shadow, under the first name, and both names find it
- *   desc     NULL -> defaults
+ *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
  * stripped; no name), DTYPE, MEMORY. */
@@ -3449,14 +3456,15 @@ typedef enum xd_temperature_factor {
  * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
  * without columns still gives non-NULL data for the rows it is part of. */
 typedef struct xd_loss_desc {
-    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab; /* required */
-    double hard_weight;    /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
-    double soft_weight;
+    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab;    /* required */
+    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    double soft_weight;       /* of the divergence */
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
-    double beta; /* XD_JSD: weight of the teacher in the mixture; 0 -> 0.5; 1 is the reverse KL */
+    double
+        beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse (GKD) */
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
@@ -3484,11 +3492,6 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
  * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
-
-/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the
- * labels left to count only (KL). */
-XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
-XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 
 /* >>loss/head */
 
@@ -3542,21 +3545,24 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
  * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
  * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
 typedef struct xd_mft_desc {
-    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, temperature
-     * and temperature_factor count (tau^2 by default); labels also say which rows count. */
+    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, soft_weight,
+     * temperature and temperature_factor count (tau^2 by default); labels also say which rows count. */
     xd_loss_desc loss;
-    double threshold; /* in [0, 1]; 0 -> 0.2 */
+    double threshold; /* in [0, 1] */
     /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
      * rows that do not count; data NULL -> none. */
     xd_rows terms;
 } xd_mft_desc;
+
+/* A desc with the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
+XD_API xd_mft_desc xd_mft_defaults(void);
 
 /* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
  * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
  * over comm. */
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
 
-/* soft_weight (0 -> 1) times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
+/* soft_weight times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
  * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
  * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
  * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
@@ -3580,7 +3586,7 @@ typedef struct xd_kl_estimate_desc {
     const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
     int64_t count;
     xd_kl_estimator kind;
-    double input_clamp; /* rho is clamped to +-this; 0 -> 20; INFINITY -> not at all */
+    double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
         output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
                             the two differ most */
@@ -3637,7 +3643,7 @@ typedef struct xd_topk_desc {
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
-    double beta;                              /* JSD, MIXED; 0 -> 0.5 */
+    double beta;                              /* JSD, MIXED; 0 is the forward KL */
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
@@ -3766,7 +3772,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; 0 -> 4 */
+    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -3786,8 +3792,8 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 typedef struct xd_special_desc {
     const xd_text *student, *teacher; /* vocabulary strings, by id */
     int64_t student_count, teacher_count;
-    double threshold;  /* 0 -> 0.3 */
-    int64_t max_pairs; /* best pairs a student token keeps; 0 -> 32 */
+    double threshold;  /* least similarity of a pair */
+    int64_t max_pairs; /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -3825,7 +3831,7 @@ typedef struct xd_projection_rows {
 
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
-    int64_t k; /* 0 -> 32 */
+    int64_t k; /* entries of a row, at least 1 */
     /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
      * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
     bool compat;
@@ -3846,7 +3852,7 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
-    int64_t k; /* 0 -> 4 */
+    int64_t k; /* entries of a row, at least 1 */
     /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
      * in rows with free slots it also takes part in the sorting, and so appears twice. */
     bool preserve_last;
@@ -3952,14 +3958,14 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *
  * and nothing behind it. All calls are local. */
 
-/* How a projection is built from two tokenizers. Zero is the default of every field. */
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
 typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
     bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
     bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs; 0 -> 0.3 */
+    double special_threshold; /* similarity that such a pair needs */
 } xd_projection_options;
 
 /* What a projection was made of: it is right for these two tokenizers only. */
@@ -3973,8 +3979,8 @@ enum {
     XD_PROJECTION_NAME_BYTES = 128
 };
 
-/* The options with every default filled in; the threshold is 0 when nothing uses it. Pure. */
-XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options);
+/* max_pieces 4, k 4, special_threshold 0.3 (NeMo-RL), all else off. Pure. */
+XD_API xd_projection_options xd_projection_defaults(void);
 
 /* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
  * Equal origins have equal names, and different ones different names. Pure. */
@@ -4145,7 +4151,7 @@ typedef struct xd_projection_report {
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
- *   options  NULL -> defaults
+ *   options  NULL -> xd_projection_defaults()
  *   out      [student's size, teacher's size]; free with xd_projection_destroy
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed
@@ -4238,7 +4244,7 @@ typedef struct xd_teacher_cache_desc {
     uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
     uint64_t student_hash;  /* 0 -> for any student */
     double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* 0 -> 16, or the vocabulary when that is smaller */
+    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
     int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
     xd_cache_coding coding; /* 0 -> 8 bits */
     bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
@@ -20275,11 +20281,18 @@ static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "
 
 /* ---- configuration and schedules ---- */
 
-static void xdi_ema_defaults(xd_ema_desc *d) {
-    if (d->decay == 0.0) d->decay = 0.9999;
-    if (d->gamma == 0.0) d->gamma = 16.97;
-    if (d->halflife_kimg == 0.0) d->halflife_kimg = 500.0;
-    if (d->rampup_ratio == 0.0) d->rampup_ratio = 0.05;
+XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule) {
+    xd_ema_desc d;
+    memset(&d, 0, sizeof d);
+    d.schedule = schedule;
+    d.decay = 0.9999;
+    d.gamma = 16.97;
+    d.halflife_kimg = 500.0;
+    d.rampup_ratio = 0.05;
+    return d;
+}
+
+static void xdi_ema_resolve(xd_ema_desc *d) {
     if (d->batch_size == 0) d->batch_size = 1;
     if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
     if (!d->strip_tokens) {
@@ -20300,8 +20313,8 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
                d->decay);
     XD_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
                "gamma %g is below -1 or not finite", d->gamma);
-    XD_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
-               "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
+    XD_REQUIRE(ctx, d->schedule != XD_EMA_HALFLIFE || (d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL),
+               XD_ERROR_ARGUMENT, "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
     XD_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
                "rampup_ratio %g is negative or not finite", d->rampup_ratio);
     XD_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
@@ -20333,7 +20346,7 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
     xd_ema_desc d = *desc;
-    xdi_ema_defaults(&d);
+    xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
     *decay = xdi_ema_decay_at(&d, iteration);
@@ -20514,7 +20527,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    xdi_ema_defaults(&d);
+    xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
@@ -20779,12 +20792,34 @@ struct xd_optimizer {
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
-static void xdi_optimizer_defaults(xd_optimizer_desc *d) {
-    if (d->learning_rate == 0.0) d->learning_rate = 1e-3;
-    if (d->beta1 == 0.0) d->beta1 = 0.9;
-    if (d->beta2 == 0.0) d->beta2 = 0.999;
+XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    d.params = params;
+    d.param_count = param_count;
+    d.kind = XD_OPTIMIZER_SGD;
+    d.learning_rate = 1e-3;
+    return d;
+}
+
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d = xd_sgd_defaults(params, param_count);
+    d.kind = XD_OPTIMIZER_ADAM_L2;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    return d;
+}
+
+XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d = xd_adam_defaults(params, param_count);
+    d.kind = XD_OPTIMIZER_ADAMW;
+    d.weight_decay = 1e-2;
+    return d;
+}
+
+static void xdi_optimizer_resolve(xd_optimizer_desc *d) {
     if (d->eps == 0.0) d->eps = 1e-8;
-    if (d->weight_decay == 0.0 && d->kind == XD_OPTIMIZER_ADAMW) d->weight_decay = 1e-2;
     if (!d->groups) d->group_count = 0;
 }
 
@@ -20884,11 +20919,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     const xd_optimizer_desc *d = &o->desc;
     o->groups[0].learning_rate_scale = 1.0;
     o->groups[0].weight_decay = d->weight_decay;
-    for (int i = 0; i < d->group_count; i++) {
-        o->groups[i] = d->groups[i];
-        if (o->groups[i].learning_rate_scale == 0.0) o->groups[i].learning_rate_scale = 1.0;
-        if (o->groups[i].weight_decay == 0.0) o->groups[i].weight_decay = d->weight_decay;
-    }
+    for (int i = 0; i < d->group_count; i++) o->groups[i] = d->groups[i];
     if (d->group_count == 0) o->desc.group_count = 1;
     o->desc.groups = o->groups;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -20939,7 +20970,7 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
     const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
-    xdi_optimizer_defaults(&d);
+    xdi_optimizer_resolve(&d);
     XD_TRY(xdi_optimizer_validate(ctx, &d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
@@ -28647,13 +28678,9 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     xd_loss_desc d = *desc;
-    if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
-        d.hard_weight = d.common.labels ? 1.0 : 0.0;
-        d.soft_weight = d.teacher.data ? 1.0 : 0.0;
-    }
     if (d.soft_weight == 0.0) memset(&d.teacher, 0, sizeof d.teacher);
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.beta == 0.0) d.beta = 0.5;
+    if (d.divergence == XD_JSD && d.beta == 0.0) d.divergence = XD_KL_FORWARD;
     if (d.divergence == XD_JSD && d.beta == 1.0) d.divergence = XD_KL_REVERSE;
     if (d.temperature_factor == XD_TEMPERATURE_FACTOR_DEFAULT)
         d.temperature_factor = d.divergence == XD_KL_FORWARD || d.divergence == XD_KL_REVERSE
@@ -28693,13 +28720,17 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
+    XD_REQUIRE(ctx, d->hard_weight != 0.0 || d->soft_weight != 0.0, XD_ERROR_ARGUMENT,
+               "no term of the loss has a weight: hard_weight is %g and soft_weight %g", d->hard_weight,
+               d->soft_weight);
     XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
     XD_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
                "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
@@ -28901,37 +28932,6 @@ static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan
 
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
-}
-
-/* The loss as a float on the host, from wherever the context computes. */
-static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    xd_loss_values values, *there = &values;
-    if (kernels.device != XD_DEVICE_CPU) {
-        there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
-        xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XD_TRY(
-            xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, room));
-    }
-    xd_result result = xd_loss(ctx, desc, there);
-    if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
-    if (result == XD_OK) *loss = (float)values.loss;
-    if (there != &values) kernels.memory.release(ctx, there);
-    return result;
-}
-
-XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    xd_loss_desc d = *desc;
-    memset(&d.teacher, 0, sizeof d.teacher);
-    d.soft_weight = 0.0;
-    return xdi_loss_on_host(ctx, &d, loss);
-}
-
-XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    xd_loss_desc d = *desc;
-    d.hard_weight = 0.0;
-    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
-    return xdi_loss_on_host(ctx, &d, loss);
 }
 
 /* >>loss/head.c */
@@ -29342,7 +29342,6 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
-    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
     d.temperature = 1.0; /* a direction has none */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
@@ -29362,7 +29361,7 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
     const xd_mft_desc *desc = (const xd_mft_desc *)user;
     const xd_mft_kernels *kernels = &plan->kernels.mft;
     xd_mft_args a = xdi_mft_args_of(plan);
-    a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
+    a.threshold = desc->threshold;
     a.terms = desc->terms;
     xdi_mft_exchange(&plan->args);
     XD_TRY(xdi_loss_rows(launch, plan));
@@ -29388,10 +29387,17 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     return XD_OK;
 }
 
+XD_API xd_mft_desc xd_mft_defaults(void) {
+    xd_mft_desc d;
+    memset(&d, 0, sizeof d);
+    d.loss.soft_weight = 1.0;
+    d.threshold = 0.2;
+    return d;
+}
+
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
     xd_mft_desc d = *desc;
     d.loss.hard_weight = 0.0;
-    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
     d.loss.divergence = XD_KL_FORWARD;
     return xdi_loss_call(ctx, &d.loss, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
 }
@@ -29423,7 +29429,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.weight = desc->weight;
     a.count = desc->count;
     a.kind = (int)desc->kind;
-    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : 20.0;
+    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : (double)INFINITY;
     a.output_clamp = desc->output_clamp;
     a.values = desc->values;
     a.gradient = desc->gradient;
@@ -29558,7 +29564,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
     xd_topk_desc d = *desc;
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.values_temperature == 0.0) d.values_temperature = 1.0;
-    if (d.beta == 0.0) d.beta = 0.5;
+    if (d.divergence == XD_JSD && d.beta == 0.0) d.divergence = XD_KL_FORWARD;
     return d;
 }
 
@@ -29604,7 +29610,8 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
     XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
                "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
@@ -29809,7 +29816,9 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 /* >>align/internal */
 
-/* projection_file.c: are the options, defaults filled in, in range? */
+/* projection_file.c: the options as a file has them: the threshold is 0 when nothing uses it. */
+XD_PRIVATE xd_projection_options xdi_projection_resolve(const xd_projection_options *options);
+/* projection_file.c: are the options in range? */
 XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *options);
 
 /* votes.c: the context and the sizes of both vocabularies. */
@@ -30250,7 +30259,7 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
-    const int64_t most = pass->max_pieces ? pass->max_pieces : 4;
+    const int64_t most = pass->max_pieces;
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
                "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
@@ -30463,11 +30472,11 @@ static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
 
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
-    const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
+    const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
     const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
-    int64_t most = desc->max_pairs ? desc->max_pairs : 32, n = 0;
+    int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
     const int64_t students = xdi_special_count(desc->student, desc->student_count);
     const size_t room = (size_t)students * (size_t)most;
@@ -30605,7 +30614,7 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
     XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                "the scale trick exists in compat rows only");
     XD_TRY(xd_votes_read(votes, &cells, &count));
-    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
+    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
@@ -30715,7 +30724,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
-    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
     return XD_OK;
@@ -30995,11 +31004,17 @@ enum {
 
 /* ---- options ---- */
 
-XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options) {
+XD_API xd_projection_options xd_projection_defaults(void) {
+    xd_projection_options o;
+    memset(&o, 0, sizeof o);
+    o.max_pieces = 4;
+    o.k = 4;
+    o.special_threshold = 0.3;
+    return o;
+}
+
+XD_PRIVATE xd_projection_options xdi_projection_resolve(const xd_projection_options *options) {
     xd_projection_options o = *options;
-    if (!o.max_pieces) o.max_pieces = 4;
-    if (!o.k) o.k = 4;
-    if (o.special_threshold == 0.0) o.special_threshold = 0.3;
     if (!o.special_pairs) o.special_threshold = 0.0;
     return o;
 }
@@ -31028,7 +31043,7 @@ static uint64_t xdi_projfile_double_bits(double value) {
 
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin,
                                      char name[XD_PROJECTION_NAME_BYTES]) {
-    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options o = xdi_projection_resolve(&origin->options);
     char special[24] = "";
     if (o.special_pairs) /* the threshold's bits: no two of them are one name */
         snprintf(special, sizeof special, "-s%016llx",
@@ -31062,7 +31077,7 @@ static float xdi_projfile_get_float(const unsigned char *at) {
 
 static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
                                     const xd_projection_origin *origin) {
-    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options o = xdi_projection_resolve(&origin->options);
     memcpy(file, XDI_PROJFILE_MAGIC, 8);
     xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
     xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
@@ -31090,7 +31105,7 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
                                     const xd_projection_origin *origin) {
     const xd_projection *p = projection;
-    const xd_projection_options options = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options options = xdi_projection_resolve(&origin->options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
@@ -32024,14 +32039,13 @@ static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const 
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                      const xd_projection_options *options, xd_projection *out,
                                      xd_projection_report *report, xd_projection_origin *origin) {
-    xd_projection_options zero;
+    const xd_projection_options usual = xd_projection_defaults();
     xd_projection_rows rows;
     xdi_build b;
-    memset(&zero, 0, sizeof zero);
     memset(&rows, 0, sizeof rows);
     memset(&b, 0, sizeof b);
     b.ctx = ctx;
-    b.options = xd_projection_options_resolve(options ? options : &zero);
+    b.options = xdi_projection_resolve(options ? options : &usual);
     XD_TRY(xdi_projection_check_options(ctx, &b.options));
     b.tokenizer[XDI_BUILD_STUDENT] = student;
     b.tokenizer[XDI_BUILD_TEACHER] = teacher;
@@ -32082,11 +32096,10 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
 XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
                                       const xd_tokenizer *teacher, const xd_projection_options *options,
                                       xd_projection *out, bool *built) {
-    xd_projection_options resolved;
+    const xd_projection_options usual = xd_projection_defaults();
+    const xd_projection_options resolved = xdi_projection_resolve(options ? options : &usual);
     char name[XD_PROJECTION_NAME_BYTES];
     bool fresh = false;
-    memset(&resolved, 0, sizeof resolved);
-    resolved = xd_projection_options_resolve(options ? options : &resolved);
     XD_TRY(xdi_projection_check_options(ctx, &resolved));
     const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
     xd_projection_cache_name(&origin, name);
@@ -32635,7 +32648,6 @@ typedef struct xdi_cache_rows {
 static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *desc) {
     xd_teacher_cache_desc d = *desc;
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.k == 0) d.k = d.vocabulary < 16 ? d.vocabulary : 16;
     if (!d.name) d.name = "";
     return d;
 }
@@ -40971,4 +40983,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 30caee887388a9ab349f9efd50f4136bb9d8243136acc5156c4e4206a8314058 */
+/* xdistill sha256 2e644b979f8449119bfc59cf2a34b233ec7cc04a8c753b035ff79055fee2570a */

@@ -250,6 +250,9 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     open_case(&c, launch_loss);
     require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
     c.loss.student = { device_noise(count, dtype, 8.0, 1), dtype, rows, columns, 0 };
+    c.loss.hard_weight = soft ? 0.0 : 1.0;
+    c.loss.soft_weight = soft ? 1.0 : 0.0;
+    c.loss.beta = 0.5;
     if (soft)
         c.loss.teacher = { device_noise(count, dtype, 8.0, 2), dtype, rows, columns, 0 };
     else
@@ -365,10 +368,8 @@ static void open_params(gpu_case *c, void (*launch)(gpu_case *), int64_t arrays,
         c->params[i].count = count;
     }
     c->norm = (xd_gradient_norm *)device_room(sizeof *c->norm);
-    xd_optimizer_desc step = {};
+    const xd_optimizer_desc step = xd_adamw_defaults(c->params, arrays);
     xd_ema_desc average = {};
-    step.params = c->params;
-    step.param_count = arrays;
     average.decay = 0.999;
     average.init_from_current = true;
     if (optimizer) require(c->ctx, xd_optimizer_create(c->ctx, &step, &c->optimizer));
@@ -397,10 +398,8 @@ static double param_error(gpu_case *c) {
     param.gradient = host_copy(param.gradient, bytes);
     param.count = count;
     cpu.ctx = ctx;
-    xd_optimizer_desc step = {};
+    const xd_optimizer_desc step = xd_adamw_defaults(&param, 1);
     xd_ema_desc average = {};
-    step.params = &param;
-    step.param_count = 1;
     average.decay = 0.999;
     average.init_from_current = true;
     if (c->optimizer) require(ctx, xd_optimizer_create(ctx, &step, &cpu.optimizer));

@@ -102,6 +102,9 @@ static void run_loss(void *state) {
                               .common.gradient = gradient,
                               .common.denominator_value = ROWS,
                               .temperature = c->temperature };
+        desc.hard_weight = c->kind == CROSS_ENTROPY ? 1.0 : 0.0;
+        desc.soft_weight = 1.0 - desc.hard_weight;
+        desc.beta = 0.5;
         if (c->kind == CROSS_ENTROPY)
             desc.common.labels = c->label;
         else
@@ -449,7 +452,7 @@ static void bench_adamw(void) {
     param_case c;
     bench_row row = param_row("adamw", "", 28.0, machine.in_place, "in place", 0.94);
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
-    const xd_optimizer_desc desc = { .params = &c.param, .param_count = 1 };
+    const xd_optimizer_desc desc = xd_adamw_defaults(&c.param, 1);
     require(c.ctx, xd_optimizer_create(c.ctx, &desc, &c.optimizer));
     const bench_arm ours = { "xdistill", &c, run_adamw, NULL },
                     naive = { "naive", &c, run_naive_adamw, NULL };
@@ -504,7 +507,7 @@ static void bench_adamw_ema(void) {
     param_case c;
     bench_row row = param_row("adamw+ema", "one pass", 36.0, machine.in_place, "in place", 0.94);
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
-    const xd_optimizer_desc desc = { .params = &c.param, .param_count = 1 };
+    const xd_optimizer_desc desc = xd_adamw_defaults(&c.param, 1);
     const xd_ema_desc average = { .decay = 0.999, .init_from_current = true };
     require(c.ctx, xd_optimizer_create(c.ctx, &desc, &c.optimizer));
     require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, &average, &c.ema));

@@ -78,7 +78,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     /* The mean is over the counted positions of the whole batch, not of this rank. */
     TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels = m->label }, 1, &denominator));
     const xd_param param = { "table", m->table, m->table_gradient, XD_DTYPE_F32, .count = VOCABULARY * COLUMNS };
-    TRY(xd_optimizer_create(ctx, &(xd_optimizer_desc){ &param, 1, .learning_rate = 0.05 }, &optimizer));
+    xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
+    adamw.learning_rate = 0.05;
+    TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
 
     const xd_loss_desc desc = {
         .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },

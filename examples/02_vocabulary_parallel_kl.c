@@ -57,7 +57,7 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
         .student = { student, XD_DTYPE_F32, POSITIONS, columns, 0 },
         .teacher = { teacher, XD_DTYPE_F32, POSITIONS, columns, 0 },
         .common.gradient = { student, XD_DTYPE_F32, POSITIONS, columns, 0 }, /* over the student's logits: no extra memory */
-        .vocab = vocab, .temperature = 2.0,
+        .vocab = vocab, .soft_weight = 1.0, .temperature = 2.0,
     }, &values));
 
     for (int64_t t = 0; t < POSITIONS; t++)

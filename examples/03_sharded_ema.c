@@ -36,7 +36,9 @@ static xd_result run_rank(xd_comm *world, void *out) {
 
     const xd_param param = { "weight", value, gradient, XD_DTYPE_F32, .count = mine.end - mine.begin };
     const xd_param published = { "weight", average, .dtype = XD_DTYPE_F32, .count = param.count };
-    TRY(xd_optimizer_create(ctx, &(xd_optimizer_desc){ &param, 1, .learning_rate = 0.02 }, &optimizer));
+    xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
+    adamw.learning_rate = 0.02;
+    TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
     TRY(xd_ema_create(ctx, &param, 1, &(xd_ema_desc){ .decay = 0.95 }, &ema));
 
     for (int step = 0; step < STEPS; step++) {

@@ -35,6 +35,7 @@ int main(void) {
     desc.student = { device, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
     desc.teacher = { device + count, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
     desc.common.gradient = desc.student; /* in place */
+    desc.soft_weight = 1.0;
     desc.temperature = 2.0;
     desc.vocab = vocab;
     desc.common.status = status;

@@ -57,6 +57,7 @@ static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float 
     if (write_dlogits) desc.common.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
     desc.common.labels = c->labels;
     desc.vocab = c->vocab;
+    desc.hard_weight = 1.0;
     desc.common.row_loss = losses;
     desc.common.denominator_value = 1.0 / (double)dloss;
     desc.common.status = c->status;

@@ -59,6 +59,7 @@ static xd_result train(xd_comm *world, xd_vocab *vocab, xd_optimizer *optimizer,
     desc.teacher = { on_device->teacher, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.common.gradient = { on_device->gradient, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.vocab = vocab;
+    desc.soft_weight = 1.0;
     desc.common.comm = world;
     desc.common.denominator_value = xd_comm_size(world);
     desc.common.status = &on_device->status;
@@ -87,10 +88,9 @@ static xd_result run_rank(xd_comm *world, memory *on_device, double *loss) {
     param.gradient = on_device->gradient;
     param.dtype = XD_DTYPE_F32;
     param.count = VOCABULARY;
-    desc.params = &param;
-    desc.param_count = 1;
+    desc = xd_adamw_defaults(&param, 1);
     desc.learning_rate = 0.05;
-    desc.weight_decay = XD_ZERO;
+    desc.weight_decay = 0;
     xd_result result = xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab); /* each rank has all of it */
     if (result == XD_OK) result = xd_optimizer_create(ctx, &desc, &optimizer);
     if (result == XD_OK) result = train(world, vocab, optimizer, on_device, loss);

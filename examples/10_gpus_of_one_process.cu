@@ -61,6 +61,7 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
     desc.common.labels = on_device->label;
     desc.vocab = vocab;
+    desc.hard_weight = 1.0;
     desc.common.status = &on_device->status;
     TRY(xd_loss(ctx, &desc, &on_device->values));
     TRY(xd_read(ctx, &values, &on_device->values, sizeof values));

@@ -23,11 +23,7 @@ static xd_param adamw_param(const char *name, float *value, float *gradient, int
 }
 
 static xd_optimizer_desc adamw_desc(const xd_param *params, int64_t count) {
-    xd_optimizer_desc d;
-    memset(&d, 0, sizeof d);
-    d.params = params;
-    d.param_count = count;
-    return d;
+    return xd_adamw_defaults(params, count);
 }
 
 /* Reproducible values in (-1, 1) with all mantissa bits in use. */
@@ -224,9 +220,10 @@ XD_TEST(groups_scale_the_learning_rate_and_replace_the_decay) {
     params[2].group = 2;
     params[3].no_decay = true;
     xd_optimizer_group groups[3];
-    memset(groups, 0, sizeof groups);
-    groups[1].learning_rate_scale = 0.5;
-    groups[2].weight_decay = XD_ZERO;
+    for (int i = 0; i < 3; i++) {
+        groups[i].learning_rate_scale = i == 1 ? 0.5 : 1.0;
+        groups[i].weight_decay = i == 2 ? 0.0 : 0.5;
+    }
     xd_optimizer_desc desc = adamw_desc(params, 4);
     desc.learning_rate = 0.1;
     desc.weight_decay = 0.5;

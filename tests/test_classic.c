@@ -46,7 +46,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     xd_mft_desc d;
     xd_loss_values values;
     TRY(xd_vocab_create(xd_comm_ctx(world), world, begin, end, VOCAB, &vocab));
-    memset(&d, 0, sizeof d);
+    d = xd_mft_defaults();
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;
     d.loss.teacher.data = w->teacher + begin;
@@ -114,7 +114,7 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     xd_vocab *vocab = NULL;
     xd_mft_desc d;
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
-    memset(&d, 0, sizeof d);
+    d = xd_mft_defaults();
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, VOCAB, VOCAB, &vocab), XD_OK);
     const xd_rows x = { w->student, XD_DTYPE_F32, ROWS, VOCAB, 0 };
@@ -159,6 +159,7 @@ XD_TEST(estimators_clamp_the_input_and_by_default_nothing_else) {
     d.count = 3;
     d.values = values;
     d.gradient = gradient;
+    d.input_clamp = 20.0;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_kl_estimate(ctx, &d, &sum), XD_OK);
     CHECK(values[0] == 0.5f && values[1] == -0.75f && values[2] == -20.0f);
@@ -169,7 +170,9 @@ XD_TEST(estimators_clamp_the_input_and_by_default_nothing_else) {
     CHECK(values[0] == 0.125f && values[2] == 10.0f && gradient[0] == 0.5f && gradient[2] == 0.0f);
     d.input_clamp = -1.0;
     CHECK_EQ_INT(xd_kl_estimate(ctx, &d, &sum), XD_ERROR_ARGUMENT);
-    d.input_clamp = 0.0;
+    d.input_clamp = d.output_clamp = 0.0; /* not at all */
+    CHECK_EQ_INT(xd_kl_estimate(ctx, &d, &sum), XD_OK);
+    CHECK(values[2] == 760.5f && gradient[2] == -39.0f);
     logprobs[1] = (float)NAN;
     CHECK_EQ_INT(xd_kl_estimate(ctx, &d, &sum), XD_ERROR_DATA);
     CHECK(strstr(xd_last_error(ctx)->message, "token 1") != NULL);

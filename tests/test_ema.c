@@ -22,8 +22,7 @@ static xd_param ema_param(const char *name, void *value, xd_dtype dtype, int64_t
 }
 
 static xd_ema_desc ema_desc(double decay) {
-    xd_ema_desc d;
-    memset(&d, 0, sizeof d);
+    xd_ema_desc d = xd_ema_defaults(XD_EMA_CONSTANT);
     d.decay = decay;
     return d;
 }
@@ -48,11 +47,10 @@ static double ema_decay(xd_ema_desc desc, int64_t iteration) {
 }
 
 XD_TEST(schedules_give_the_published_decays) {
-    xd_ema_desc power = ema_desc(0.0), half = ema_desc(0.0), ramp = ema_desc(0.0);
-    power.schedule = XD_EMA_POWER;
-    half.schedule = XD_EMA_HALFLIFE;
-    ramp.schedule = XD_EMA_RAMP;
-    CHECK(ema_decay(ema_desc(0.0), 5) == 0.9999);
+    xd_ema_desc power = xd_ema_defaults(XD_EMA_POWER), half = xd_ema_defaults(XD_EMA_HALFLIFE),
+                ramp = xd_ema_defaults(XD_EMA_RAMP);
+    CHECK(ema_decay(xd_ema_defaults(XD_EMA_CONSTANT), 5) == 0.9999);
+    CHECK(ema_decay(ema_desc(0.0), 5) == 0.0); /* zero is zero */
     CHECK(ema_decay(power, 0) == 0.0 && ema_decay(power, 1) == 0.0);
     CHECK_NEAR(ema_decay(power, 2), 3.894852164105202e-06, 1e-20);
     CHECK_NEAR(ema_decay(power, 10), 0.1505698073120877, 2e-16);
@@ -121,7 +119,7 @@ XD_TEST(weights_zero_and_one_keep_or_take_the_value_to_the_bit) {
     for (int k = 0; k < 2; k++) {
         float value = 0.1f;
         const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
-        const xd_ema_desc desc = ema_desc(k ? XD_ZERO : 1.0);
+        const xd_ema_desc desc = ema_desc(k ? 0.0 : 1.0);
         xd_ema *ema = NULL;
         CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
         CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
@@ -441,7 +439,7 @@ XD_TEST(numbers_out_of_range_are_refused) {
         if (k == 0) desc.decay = 1.5;
         if (k == 1) desc.decay = (double)NAN;
         if (k == 2) desc.gamma = -1.5;
-        if (k == 3) desc.halflife_kimg = -1.0;
+        if (k == 3) desc.schedule = XD_EMA_HALFLIFE, desc.halflife_kimg = 0.0;
         if (k == 4) desc.rampup_ratio = -0.1;
         if (k == 5) desc.batch_size = -1;
         if (k == 6) desc.start_iteration = -1;

@@ -81,6 +81,9 @@ static void full_desc(const batch *b, xd_loss_desc *d) {
     static const xd_divergence kinds[8] = { XD_KL_FORWARD, XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD,
                                             XD_SOFT_CE,    XD_KL_REVERSE, XD_JSD,        XD_KL_FORWARD };
     d->divergence = kinds[b->which];
+    d->beta = 0.5;
+    d->hard_weight = 1.0;
+    d->soft_weight = b->which == 0 ? 0.0 : 1.0;
     if (b->which == 0) d->teacher.data = NULL; /* cross entropy */
     if (b->which == 1) d->label_smoothing = 0.1;
     if (b->which >= 5) {
@@ -101,6 +104,7 @@ static void topk_desc(const batch *b, const part *p, xd_topk_desc *d) {
     d->k = K;
     d->divergence = kinds[i];
     d->mode = modes[i];
+    d->beta = 0.5;
     if (i < 5) { /* shipped values; else the student's own ids and teacher logits */
         d->ids = b->ids + p->first * K;
         d->values = b->values + p->first * K;
@@ -256,6 +260,7 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     d.student = rows_of(&p, p.student);
     d.common.labels = b->labels;
     d.vocab = vocab;
+    d.hard_weight = 1.0;
     if (rank == 1) d.label_smoothing = 3.0;
     CHECK(xd_loss(ctx, &d, &values) != XD_OK);
     CHECK(values.loss == 7.0);

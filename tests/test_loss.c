@@ -58,6 +58,8 @@ static void fixture_open(fixture *f, xd_reduction reduction) {
     f->desc.common.labels = f->labels;
     f->desc.common.mask = f->mask;
     f->desc.vocab = f->vocab;
+    f->desc.hard_weight = f->desc.soft_weight = 1.0;
+    f->desc.beta = 0.5;
     f->desc.common.row_loss = f->row_loss;
     f->desc.common.status = &f->status;
 }
@@ -98,6 +100,7 @@ XD_TEST(cross_entropy_is_the_mean_over_counted_rows) {
     fixture f;
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
     f.desc.teacher.data = NULL;
+    f.desc.soft_weight = 0.0;
     double sum = 0.0;
     for (int r = 0; r < ROWS; r++) {
         double total = 0.0, loss;
@@ -122,15 +125,37 @@ XD_TEST(gradients_equal_finite_differences) {
                 fixture_open(&f, modes[mode]);
                 f.desc.divergence = kinds[kind];
                 f.desc.temperature = variant & 1 ? 2.0 : 0.0;
-                f.desc.beta = variant & 1 ? 0.3 : 0.0;
-                f.desc.hard_weight = variant & 2 ? 0.4 : 0.0;
-                f.desc.soft_weight = variant & 2 ? 0.6 : 0.0;
+                f.desc.beta = variant & 1 ? 0.3 : 0.5;
+                f.desc.hard_weight = variant & 2 ? 0.4 : 1.0;
+                f.desc.soft_weight = variant & 2 ? 0.6 : 1.0;
                 f.desc.label_smoothing = variant & 2 ? 0.1 : 0.0;
                 f.desc.smoothing = mode ? XD_SMOOTHING_MEGATRON : XD_SMOOTHING_TORCH;
                 f.desc.common.row_weight = variant & 2 ? f.weight : NULL;
                 check_gradient(&f);
                 fixture_close(&f);
             }
+}
+
+XD_TEST(zero_means_zero) {
+    fixture f, kl;
+    xd_loss_values values;
+    fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
+    fixture_open(&kl, XD_REDUCTION_DETERMINISTIC);
+    f.desc.divergence = XD_JSD;
+    f.desc.beta = 0.0; /* no teacher in the mixture: the forward KL */
+    CHECK(loss_of(&f) == loss_of(&kl));
+    CHECK(memcmp(f.gradient, kl.gradient, sizeof f.gradient) == 0);
+    f.labels[0] = kl.labels[0] = 0; /* an id like any other, also when no ignore_index was given */
+    CHECK(loss_of(&f) == loss_of(&kl) && f.row_loss[0] > 0.0f);
+    CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_OK && values.counted == 4);
+    f.desc.common.has_ignore_index = true;
+    CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_OK && f.row_loss[0] == 0.0f);
+    CHECK_EQ_INT(f.status.label_out_of_range, 1); /* -100 is then a wrong id */
+    f.desc.hard_weight = f.desc.soft_weight = 0.0;
+    CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(f.ctx)->message, "hard_weight is 0 and soft_weight 0") != NULL);
+    fixture_close(&f);
+    fixture_close(&kl);
 }
 
 XD_TEST(gradient_may_overwrite_the_student) {
@@ -185,6 +210,7 @@ XD_TEST(nearly_one_hot_rows_keep_their_digits) {
         f.student[i] = f.teacher[i] = i % WIDTH == 0 ? 40.0f : (float)(i % 7);
     f.teacher[3] = 9.0f;
     f.desc.common.labels = NULL;
+    f.desc.hard_weight = 0.0;
     f.desc.common.denominator_value = 1.0;
     f.desc.divergence = XD_KL_REVERSE;
     loss_of(&f);
@@ -241,13 +267,13 @@ XD_TEST(bad_rows_get_zero_gradient_and_are_counted) {
 
 XD_TEST(without_a_status_bad_rows_are_an_error) {
     fixture f;
-    float loss = 5.0f;
+    xd_loss_values values = { 5.0, 5.0, 5.0, 5 };
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
     f.desc.common.status = NULL;
     f.labels[0] = -3;
-    CHECK(xd_cross_entropy_loss(f.ctx, &f.desc, &loss) == XD_ERROR_DATA);
+    CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_DATA);
     CHECK(strstr(xd_last_error(f.ctx)->message, "value -3") != NULL);
-    CHECK(loss == 5.0f);
+    CHECK(values.loss == 5.0);
     fixture_close(&f);
 }
 

@@ -49,7 +49,7 @@ static xd_result make(xd_comm *world, parts *p) {
     p->param.gradient = p->gradient;
     p->param.dtype = XD_DTYPE_F32;
     p->param.count = ROWS * COLUMNS;
-    const xd_optimizer_desc adamw = { .params = &p->param, .param_count = 1 };
+    const xd_optimizer_desc adamw = xd_adamw_defaults(&p->param, 1);
     /* Both can fail on one rank alone: agree before anybody communicates. */
     xd_result mine = xd_optimizer_create(ctx, &adamw, &p->optimizer);
     if (mine == XD_OK) mine = xd_ema_create(ctx, &p->param, 1, NULL, &p->ema);
@@ -61,9 +61,11 @@ static xd_result step(xd_comm *world, parts *p) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_rows student = { p->logits, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_rows gradient = { p->gradient, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
-    const xd_loss_desc loss = {
-        .student = student, .common.labels = labels, .vocab = p->vocab, .common.gradient = gradient
-    };
+    const xd_loss_desc loss = { .student = student,
+                                .common.labels = labels,
+                                .vocab = p->vocab,
+                                .hard_weight = 1.0,
+                                .common.gradient = gradient };
     const xd_gradient_norm_desc clip = { .params = &p->param, .param_count = 1, .max_norm = 1.0 };
     xd_loss_values values;
     xd_gradient_norm norm;

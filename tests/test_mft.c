@@ -52,6 +52,7 @@ static void fill(problem *p, bool cosine, int64_t vocab, bool narrow, uint64_t s
     p->gradient_dtype = p->student_dtype;
     p->temperature = 1.0;
     p->weight = 1.0;
+    p->threshold = 0.2;
     for (int64_t i = 0; i < ROWS * p->width; i++) {
         p->student[i] = rounded(5.0 * uniform(&state), p->student_dtype);
         p->teacher[i] = rounded(p->student[i] + 3.0 * uniform(&state), p->teacher_dtype);
@@ -73,7 +74,7 @@ static void fill(problem *p, bool cosine, int64_t vocab, bool narrow, uint64_t s
 /* Row r of the expected outcome; false when it is not finite. */
 static bool expect_mft(const problem *p, int r, double scale, outcome *e) {
     const double *x = p->student + r * p->width, *y = p->teacher + r * p->width, tau = p->temperature;
-    const double threshold = p->threshold != 0.0 ? p->threshold : 0.2, weight = p->weight * tau * tau;
+    const double threshold = p->threshold, weight = p->weight * tau * tau;
     const int64_t label = p->labels[r];
     double x_max = -HUGE_VAL, y_max = -HUGE_VAL, x_sum = 0.0, y_sum = 0.0, loss = 0.0;
     int64_t favourite = 0;
@@ -451,7 +452,7 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     float student[ROWS * 5], teacher[ROWS * 5];
     uint64_t state = 3;
-    memset(&d, 0, sizeof d);
+    d = xd_mft_defaults();
     for (int i = 0; i < ROWS * 5; i++) student[i] = (float)uniform(&state);
     for (int i = 0; i < ROWS * 5; i++) teacher[i] = (float)uniform(&state);
     memset(&p, 0, sizeof p);
@@ -486,7 +487,7 @@ XD_TEST(losses_without_rows_or_a_teacher) {
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     int64_t label = 0;
     float logit[5] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f };
-    memset(&d, 0, sizeof d);
+    d = xd_mft_defaults();
     memset(&status, 0, sizeof status);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, 5, 5, &vocab), XD_OK);

@@ -66,6 +66,7 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     memset(&pass, 0, sizeof pass);
     pass.tokens = tokens;
     pass.count = 4;
+    pass.max_pieces = 4;
     pass.skip = own;
     pass.skip_count = 1;
     pass.foreign_skip = foreign;
@@ -90,7 +91,7 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
 XD_TEST(special_tokens_pair_by_likeness) {
     const xd_text student[] = { text("<s>"), text("word"), text("<|start_of_turn|>") };
     const xd_text teacher[] = { text("<start_of_turn>"), text("<s>"), text("x") };
-    const xd_special_desc desc = { student, teacher, 3, 3, 0.0, 0 };
+    const xd_special_desc desc = { student, teacher, 3, 3, 0.3, 32 };
     xd_ctx *ctx = new_ctx();
     xd_special_pair *pairs = NULL;
     int64_t count = 0;

@@ -122,7 +122,7 @@ XD_TEST(what_the_teacher_cannot_write_gets_no_vote_and_is_counted) {
 
 XD_TEST(pieces_are_cut_first_and_rows_last) {
     xd_projection_options options;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     made m = make(plain("a b|c d|ab cd|abcd e"), plain(""), NULL);
     CHECK_EQ_STR(row(&m.matrix, 259), "97:0.9001 98:0.0900 99:0.0090 100:0.0009"); /* e is the fifth piece */
     CHECK_EQ_INT(m.report.cut, 1);
@@ -141,7 +141,7 @@ XD_TEST(pieces_are_cut_first_and_rows_last) {
 
 XD_TEST(without_exact_pairs_a_token_goes_the_way_of_the_others) {
     xd_projection_options options;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     options.disable_exact = true;
     made m =
         make(plain("a b|c d"), load(byte_level_with("null", PLAIN_BYTES, "", "", "a b|c d", true)), &options);
@@ -153,7 +153,7 @@ XD_TEST(without_exact_pairs_a_token_goes_the_way_of_the_others) {
 
 XD_TEST(the_reverse_pass_votes_for_the_students_pieces) {
     xd_projection_options options;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     options.reverse = true;
     made m = make(plain("a b|ab a"), plain("b a|a ba"), &options);
     CHECK_EQ_STR(row(&m.matrix, 'a'), "97:1.0000"); /* exact rows hear nobody else */
@@ -171,7 +171,7 @@ XD_TEST(the_reverse_pass_votes_for_the_students_pieces) {
 
 XD_TEST(special_tokens_map_by_name_and_on_request_by_likeness) {
     xd_projection_options options;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     const char *mine = ADDED(256, "<|end_of_text|>", true,
                              "") "," ADDED(257, "<pad>", true, "") "," ADDED(258, "<tool>", false, "");
     const char *theirs = ADDED(256, "<pad>", true, "") "," ADDED(257, "<|endoftext|>", true, "");
@@ -197,9 +197,9 @@ XD_TEST(special_tokens_map_by_name_and_on_request_by_likeness) {
 XD_TEST(options_out_of_range_build_nothing) {
     fixture f = plain("a b");
     const xd_projection_options bad[] = {
-        { 33, 0, false, false, false, 0.0 },   { -1, 0, false, false, false, 0.0 },
-        { 0, 1025, false, false, false, 0.0 }, { 0, -1, false, false, false, 0.0 },
-        { 0, 0, false, false, true, 1.5 },     { 0, 0, false, false, true, NAN }
+        { 33, 4, false, false, false, 0.0 },   { 0, 4, false, false, false, 0.0 },
+        { 4, 1025, false, false, false, 0.0 }, { 4, 0, false, false, false, 0.0 },
+        { 4, 4, false, false, true, 1.5 },     { 4, 4, false, false, true, NAN }
     };
     xd_projection p;
     memset(&p, 0, sizeof p);
@@ -283,7 +283,7 @@ XD_TEST(a_file_gives_back_the_matrix_and_where_it_is_from) {
     xd_projection_options options;
     xd_projection back;
     xd_projection_origin origin;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     options.reverse = options.special_pairs = true;
     options.special_threshold = 0.37;
     made m = make(plain("a b|ab c|ab ab"), plain("c a|a b"), &options);
@@ -402,6 +402,7 @@ XD_TEST(names_of_caches_differ_where_projections_do) {
     xd_projection_origin o[9];
     char names[9][XD_PROJECTION_NAME_BYTES], again[XD_PROJECTION_NAME_BYTES];
     memset(o, 0, sizeof o);
+    for (int i = 0; i < 9; i++) o[i].options = xd_projection_defaults();
     o[1].student_hash = UINT64_MAX;
     o[2].teacher_hash = UINT64_MAX;
     o[3].options.max_pieces = 32;
@@ -521,7 +522,7 @@ static xd_result whole(xd_ctx *ctx, const made *m, const xd_projection_options *
 
 XD_TEST(memory_may_run_out_anywhere) {
     xd_projection_options options;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     options.reverse = options.special_pairs = true;
     made m = make(with_added("a b|ab c", ADDED(258, "<s>", true, "")),
                   with_added("c a", ADDED(257, "</s>", true, "")), NULL);

@@ -530,10 +530,9 @@ static void simd_model_open(simd_model *m, xd_cpu_level level, const xd_ema_desc
     m->params[6] = m->params[0];
     m->params[6].name = names[6];
     m->params[6].frozen = true; /* stepped once, under its first name */
-    memset(&desc, 0, sizeof desc);
-    desc.params = m->params;
-    desc.param_count = TRAIN_PARAMS;
+    desc = xd_adamw_defaults(m->params, TRAIN_PARAMS);
     desc.kind = kind;
+    if (kind != XD_OPTIMIZER_ADAMW) desc.weight_decay = 0.0;
     CHECK(xd_optimizer_create(m->ctx, &desc, &m->optimizer) == XD_OK);
     memcpy(m->copy, m->params, sizeof m->copy);
     CHECK(xd_ema_create(m->ctx, other_list ? m->copy : m->params, TRAIN_PARAMS, average, &m->ema) == XD_OK);

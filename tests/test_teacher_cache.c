@@ -248,6 +248,7 @@ XD_TEST(defaults_are_filled_in_and_a_large_vocabulary_has_wide_ids) {
     open_fixture(&f);
     memset(&desc, 0, sizeof desc);
     desc.vocabulary = LARGE;
+    desc.k = 16;
     b = block_of(&f, 0, 1);
     b.logits.cols = LARGE;
     b.logits.data = calloc(LARGE, sizeof(float));

@@ -134,6 +134,8 @@ XD_TEST(all_ids_make_the_whole_loss) {
             full.teacher = f.desc.teacher = rows_of(f.teacher, ROWS, VOCAB);
             full.common.gradient = rows_of(expected, ROWS, VOCAB);
             full.vocab = f.vocab;
+            full.soft_weight = 1.0;
+            full.beta = f.desc.beta = 0.5;
             full.divergence = f.desc.divergence = kinds[kind];
             CHECK(xd_loss(f.ctx, &full, &values) == XD_OK);
             f.desc.values = NULL;

@@ -52,8 +52,9 @@ static void set_up(xd_comm *world, const run *r, rank_state *s) {
     s->param.dtype = XD_DTYPE_F32;
     s->param.count = s->end - s->begin;
     s->param.replica = !r->sharded && me > 0;
-    const xd_optimizer_desc adamw = { .params = &s->param, .param_count = 1, .learning_rate = 1e-2 };
+    xd_optimizer_desc adamw = xd_adamw_defaults(&s->param, 1);
     const xd_ema_desc average = { .decay = 0.9 };
+    adamw.learning_rate = 1e-2;
     CHECK(xd_leaf_stack_create(ctx, leaves, ELEMENTS, &s->stack) == XD_OK);
     CHECK(xd_optimizer_create(ctx, &adamw, &s->optimizer) == XD_OK);
     CHECK(xd_ema_create(ctx, &s->param, 1, &average, &s->ema) == XD_OK);

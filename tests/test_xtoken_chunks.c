@@ -235,6 +235,7 @@ XD_TEST(a_long_text_is_cut_into_tiles) {
     memset(&desc, 0, sizeof desc);
     memset(&block, 0, sizeof block);
     desc.vocabulary = SIZE;
+    desc.k = 16;
     desc.temperature = 1.5;
     block.logits = rows_of(student + LENGTH * SIZE, LENGTH, SIZE);
     block.ids = ids;

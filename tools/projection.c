@@ -112,6 +112,7 @@ int main(int argc, char **argv) {
     xd_tokenizer *tokenizers[2] = { NULL, NULL };
     xd_projection projection;
     memset(&a, 0, sizeof a);
+    a.options = xd_projection_defaults();
     memset(&projection, 0, sizeof projection);
     for (int i = 1; i < argc; i++)
         if (!read_argument(argv, &i, &a)) return 1;

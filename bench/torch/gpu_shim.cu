@@ -103,6 +103,9 @@ extern "C" shim *shim_loss(int, int dtype, int64_t rows, int64_t cols, void *stu
     matrix.data = teacher;
     if (teacher) d->teacher = matrix;
     if (jsd) d->divergence = XD_JSD;
+    d->beta = 0.5;
+    d->hard_weight = labels ? 1.0 : 0.0;
+    d->soft_weight = teacher ? 1.0 : 0.0;
     d->common.labels = labels;
     d->temperature = temperature;
     d->common.denominator_value = (double)rows;
@@ -197,10 +200,8 @@ static void shim_run_adamw(shim *s) {
 
 extern "C" shim *shim_adamw(int, int64_t count, int dtype, void *value, int gradient_dtype, void *gradient, double decay) {
     shim *s = shim_open(shim_run_adamw);
-    xd_optimizer_desc desc = {};
     shim_param(s, count, dtype, value, gradient_dtype, gradient);
-    desc.params = &s->param;
-    desc.param_count = 1;
+    const xd_optimizer_desc desc = xd_adamw_defaults(&s->param, 1);
     shim_require(s, xd_optimizer_create(s->ctx, &desc, &s->optimizer));
     s->together = decay > 0.0;
     if (s->together) shim_make_ema(s, decay);

@@ -222,6 +222,9 @@ shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *studen
         if (teacher) d->teacher = matrix;
         d->teacher.data = teacher;
         if (jsd) d->divergence = XD_JSD;
+        d->beta = 0.5;
+        d->hard_weight = labels ? 1.0 : 0.0;
+        d->soft_weight = teacher ? 1.0 : 0.0;
         d->common.labels = labels;
         d->temperature = temperature;
         d->common.denominator_value = (double)rows;
@@ -320,11 +323,8 @@ shim *shim_adamw(int threads, int64_t count, int dtype, void *value, int gradien
     shim *s = shim_open(threads, shim_run_adamw);
     for (int i = 0; i < threads; i++) {
         shim_part *part = &s->parts[i];
-        xd_optimizer_desc desc;
-        memset(&desc, 0, sizeof desc);
         shim_param(part, i, count, dtype, value, gradient_dtype, gradient);
-        desc.params = &part->param;
-        desc.param_count = 1;
+        const xd_optimizer_desc desc = xd_adamw_defaults(&part->param, 1);
         part->result = xd_optimizer_create(part->ctx, &desc, &part->optimizer);
         shim_check(part);
         shim_sweeps(part, part->param.value, part->param.count * (int64_t)xd_dtype_size(part->param.dtype));

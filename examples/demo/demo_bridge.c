@@ -35,7 +35,7 @@ static xd_result demo_map_vocabularies(xd_ctx *ctx, const xd_tokenizer *student,
     xd_projection_options options;
     xd_projection pieces;
     xd_projection_rows rows;
-    memset(&options, 0, sizeof options);
+    options = xd_projection_defaults();
     memset(&pieces, 0, sizeof pieces);
     memset(&rows, 0, sizeof rows);
     xd_result result = xd_projection_build(ctx, student, teacher, &options, &pieces, NULL, NULL);

@@ -368,10 +368,7 @@ static xd_result demo_step_once(demo_rank *r, uint64_t seed, int step, demo_step
 /* ---- a run ---- */
 
 static xd_result demo_make_optimizer(demo_rank *r, demo_learner *learner) {
-    xd_optimizer_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.params = learner->params;
-    desc.param_count = r->model.param_count;
+    xd_optimizer_desc desc = xd_adamw_defaults(learner->params, r->model.param_count);
     desc.beta2 = 0.95;
     desc.weight_decay = 0.1;
     xd_optimizer_destroy(learner->optimizer);

@@ -144,9 +144,7 @@ static xd_result real_pupil_create(real_pupil *p) {
     XD_TRY(real_pupil_rooms(p));
     nn_model_randomize(&p->model, lesson->seed, p->weights);
     real_list_params(p);
-    memset(&desc, 0, sizeof desc);
-    desc.params = p->params;
-    desc.param_count = p->model.param_count;
+    desc = xd_adamw_defaults(p->params, p->model.param_count);
     desc.beta2 = 0.95;
     desc.weight_decay = 0.1;
     XD_TRY(xd_optimizer_create(p->ctx, &desc, &p->optimizer));
@@ -253,6 +251,7 @@ static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, dou
     desc.student = real_rows(p->logits, (int64_t)p->batch.sequences * REAL_ROW, p->model.share.vocab_count);
     desc.common.labels = p->labels;
     desc.vocab = p->columns;
+    desc.hard_weight = 1.0;
     desc.common.comm = p->rows;
     desc.common.denominator_value = tokens;
     if (gradient) desc.common.gradient = desc.student;

@@ -105,6 +105,7 @@ static xd_result real_slice_loss(xd_comm *world, const real_slice *s, double *na
     desc.student.cols = s->model.config.vocab;
     desc.common.labels = s->labels;
     desc.vocab = s->vocab;
+    desc.hard_weight = 1.0;
     desc.common.denominator_value = 1.0; /* the sum, not the mean */
     desc.common.comm = world;
     XD_TRY(xd_loss(xd_comm_ctx(world), &desc, &values));
@@ -267,6 +268,7 @@ static xd_result real_cache_write(xd_ctx *ctx, const real_options *o, real_cache
     memset(&desc, 0, sizeof desc);
     desc.vocabulary = job->teacher->config.vocab;
     desc.teacher_hash = xd_tokenizer_describe(job->teacher->tokenizer).hash;
+    desc.k = 16;
     desc.context = REAL_CONTEXT - 1;
     desc.spans = true;
     desc.name = "SmolLM2-135M-Instruct Q4_1";

@@ -4,7 +4,9 @@
 #include "align/projection_file.h"
 #include "base/internal.h"
 
-/* projection_file.c: are the options, defaults filled in, in range? */
+/* projection_file.c: the options as a file has them: the threshold is 0 when nothing uses it. */
+XD_PRIVATE xd_projection_options xdi_projection_resolve(const xd_projection_options *options);
+/* projection_file.c: are the options in range? */
 XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *options);
 
 /* votes.c: the context and the sizes of both vocabularies. */

@@ -32,7 +32,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; 0 -> 4 */
+    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -52,8 +52,8 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 typedef struct xd_special_desc {
     const xd_text *student, *teacher; /* vocabulary strings, by id */
     int64_t student_count, teacher_count;
-    double threshold;  /* 0 -> 0.3 */
-    int64_t max_pairs; /* best pairs a student token keeps; 0 -> 32 */
+    double threshold;  /* least similarity of a pair */
+    int64_t max_pairs; /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -91,7 +91,7 @@ typedef struct xd_projection_rows {
 
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
-    int64_t k; /* 0 -> 32 */
+    int64_t k; /* entries of a row, at least 1 */
     /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
      * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
     bool compat;
@@ -112,7 +112,7 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
-    int64_t k; /* 0 -> 4 */
+    int64_t k; /* entries of a row, at least 1 */
     /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
      * in rows with free slots it also takes part in the sorting, and so appears twice. */
     bool preserve_last;

@@ -275,14 +275,13 @@ static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const 
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                      const xd_projection_options *options, xd_projection *out,
                                      xd_projection_report *report, xd_projection_origin *origin) {
-    xd_projection_options zero;
+    const xd_projection_options usual = xd_projection_defaults();
     xd_projection_rows rows;
     xdi_build b;
-    memset(&zero, 0, sizeof zero);
     memset(&rows, 0, sizeof rows);
     memset(&b, 0, sizeof b);
     b.ctx = ctx;
-    b.options = xd_projection_options_resolve(options ? options : &zero);
+    b.options = xdi_projection_resolve(options ? options : &usual);
     XD_TRY(xdi_projection_check_options(ctx, &b.options));
     b.tokenizer[XDI_BUILD_STUDENT] = student;
     b.tokenizer[XDI_BUILD_TEACHER] = teacher;
@@ -333,11 +332,10 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
 XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
                                       const xd_tokenizer *teacher, const xd_projection_options *options,
                                       xd_projection *out, bool *built) {
-    xd_projection_options resolved;
+    const xd_projection_options usual = xd_projection_defaults();
+    const xd_projection_options resolved = xdi_projection_resolve(options ? options : &usual);
     char name[XD_PROJECTION_NAME_BYTES];
     bool fresh = false;
-    memset(&resolved, 0, sizeof resolved);
-    resolved = xd_projection_options_resolve(options ? options : &resolved);
     XD_TRY(xdi_projection_check_options(ctx, &resolved));
     const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
     xd_projection_cache_name(&origin, name);

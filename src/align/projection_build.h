@@ -25,7 +25,7 @@ typedef struct xd_projection_report {
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
- *   options  NULL -> defaults
+ *   options  NULL -> xd_projection_defaults()
  *   out      [student's size, teacher's size]; free with xd_projection_destroy
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed

@@ -24,11 +24,17 @@ enum {
 
 /* ---- options ---- */
 
-XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options) {
+XD_API xd_projection_options xd_projection_defaults(void) {
+    xd_projection_options o;
+    memset(&o, 0, sizeof o);
+    o.max_pieces = 4;
+    o.k = 4;
+    o.special_threshold = 0.3;
+    return o;
+}
+
+XD_PRIVATE xd_projection_options xdi_projection_resolve(const xd_projection_options *options) {
     xd_projection_options o = *options;
-    if (!o.max_pieces) o.max_pieces = 4;
-    if (!o.k) o.k = 4;
-    if (o.special_threshold == 0.0) o.special_threshold = 0.3;
     if (!o.special_pairs) o.special_threshold = 0.0;
     return o;
 }
@@ -57,7 +63,7 @@ static uint64_t xdi_projfile_double_bits(double value) {
 
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin,
                                      char name[XD_PROJECTION_NAME_BYTES]) {
-    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options o = xdi_projection_resolve(&origin->options);
     char special[24] = "";
     if (o.special_pairs) /* the threshold's bits: no two of them are one name */
         snprintf(special, sizeof special, "-s%016llx",
@@ -91,7 +97,7 @@ static float xdi_projfile_get_float(const unsigned char *at) {
 
 static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
                                     const xd_projection_origin *origin) {
-    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options o = xdi_projection_resolve(&origin->options);
     memcpy(file, XDI_PROJFILE_MAGIC, 8);
     xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
     xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
@@ -119,7 +125,7 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
                                     const xd_projection_origin *origin) {
     const xd_projection *p = projection;
-    const xd_projection_options options = xd_projection_options_resolve(&origin->options);
+    const xd_projection_options options = xdi_projection_resolve(&origin->options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&

@@ -24,14 +24,14 @@
  *
  * and nothing behind it. All calls are local. */
 
-/* How a projection is built from two tokenizers. Zero is the default of every field. */
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
 typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
     bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
     bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs; 0 -> 0.3 */
+    double special_threshold; /* similarity that such a pair needs */
 } xd_projection_options;
 
 /* What a projection was made of: it is right for these two tokenizers only. */
@@ -45,8 +45,8 @@ enum {
     XD_PROJECTION_NAME_BYTES = 128
 };
 
-/* The options with every default filled in; the threshold is 0 when nothing uses it. Pure. */
-XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options);
+/* max_pieces 4, k 4, special_threshold 0.3 (NeMo-RL), all else off. Pure. */
+XD_API xd_projection_options xd_projection_defaults(void);
 
 /* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
  * Equal origins have equal names, and different ones different names. Pure. */

@@ -116,7 +116,7 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
     XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                "the scale trick exists in compat rows only");
     XD_TRY(xd_votes_read(votes, &cells, &count));
-    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
+    XD_TRY(xdi_mapping_create(ctx, student_size, desc->k, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
@@ -226,7 +226,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
-    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
     return XD_OK;

@@ -134,11 +134,11 @@ static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
 
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
-    const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
+    const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
     const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
-    int64_t most = desc->max_pairs ? desc->max_pairs : 32, n = 0;
+    int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
     const int64_t students = xdi_special_count(desc->student, desc->student_count);
     const size_t room = (size_t)students * (size_t)most;

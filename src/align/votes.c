@@ -116,7 +116,7 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
-    const int64_t most = pass->max_pieces ? pass->max_pieces : 4;
+    const int64_t most = pass->max_pieces;
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
                "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);

@@ -27,7 +27,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.weight = desc->weight;
     a.count = desc->count;
     a.kind = (int)desc->kind;
-    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : 20.0;
+    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : (double)INFINITY;
     a.output_clamp = desc->output_clamp;
     a.values = desc->values;
     a.gradient = desc->gradient;

@@ -18,7 +18,7 @@ typedef struct xd_kl_estimate_desc {
     const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
     int64_t count;
     xd_kl_estimator kind;
-    double input_clamp; /* rho is clamped to +-this; 0 -> 20; INFINITY -> not at all */
+    double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
         output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
                             the two differ most */

@@ -7,13 +7,9 @@
 
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     xd_loss_desc d = *desc;
-    if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
-        d.hard_weight = d.common.labels ? 1.0 : 0.0;
-        d.soft_weight = d.teacher.data ? 1.0 : 0.0;
-    }
     if (d.soft_weight == 0.0) memset(&d.teacher, 0, sizeof d.teacher);
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.beta == 0.0) d.beta = 0.5;
+    if (d.divergence == XD_JSD && d.beta == 0.0) d.divergence = XD_KL_FORWARD;
     if (d.divergence == XD_JSD && d.beta == 1.0) d.divergence = XD_KL_REVERSE;
     if (d.temperature_factor == XD_TEMPERATURE_FACTOR_DEFAULT)
         d.temperature_factor = d.divergence == XD_KL_FORWARD || d.divergence == XD_KL_REVERSE
@@ -53,13 +49,17 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
+    XD_REQUIRE(ctx, d->hard_weight != 0.0 || d->soft_weight != 0.0, XD_ERROR_ARGUMENT,
+               "no term of the loss has a weight: hard_weight is %g and soft_weight %g", d->hard_weight,
+               d->soft_weight);
     XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
     XD_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
                "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
@@ -261,35 +261,4 @@ static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan
 
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
-}
-
-/* The loss as a float on the host, from wherever the context computes. */
-static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    xd_loss_values values, *there = &values;
-    if (kernels.device != XD_DEVICE_CPU) {
-        there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
-        xd_result room = there ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
-        XD_TRY(
-            xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, room));
-    }
-    xd_result result = xd_loss(ctx, desc, there);
-    if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
-    if (result == XD_OK) *loss = (float)values.loss;
-    if (there != &values) kernels.memory.release(ctx, there);
-    return result;
-}
-
-XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    xd_loss_desc d = *desc;
-    memset(&d.teacher, 0, sizeof d.teacher);
-    d.soft_weight = 0.0;
-    return xdi_loss_on_host(ctx, &d, loss);
-}
-
-XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
-    xd_loss_desc d = *desc;
-    d.hard_weight = 0.0;
-    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
-    return xdi_loss_on_host(ctx, &d, loss);
 }

@@ -28,14 +28,15 @@ typedef enum xd_temperature_factor {
  * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
  * without columns still gives non-NULL data for the rows it is part of. */
 typedef struct xd_loss_desc {
-    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab; /* required */
-    double hard_weight;    /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
-    double soft_weight;
+    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab;    /* required */
+    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    double soft_weight;       /* of the divergence */
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
-    double beta; /* XD_JSD: weight of the teacher in the mixture; 0 -> 0.5; 1 is the reverse KL */
+    double
+        beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse (GKD) */
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
@@ -63,10 +64,5 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
  * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
-
-/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the
- * labels left to count only (KL). */
-XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
-XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 
 #endif

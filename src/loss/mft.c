@@ -66,7 +66,6 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
-    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
     d.temperature = 1.0; /* a direction has none */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
@@ -86,7 +85,7 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
     const xd_mft_desc *desc = (const xd_mft_desc *)user;
     const xd_mft_kernels *kernels = &plan->kernels.mft;
     xd_mft_args a = xdi_mft_args_of(plan);
-    a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
+    a.threshold = desc->threshold;
     a.terms = desc->terms;
     xdi_mft_exchange(&plan->args);
     XD_TRY(xdi_loss_rows(launch, plan));
@@ -112,10 +111,17 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     return XD_OK;
 }
 
+XD_API xd_mft_desc xd_mft_defaults(void) {
+    xd_mft_desc d;
+    memset(&d, 0, sizeof d);
+    d.loss.soft_weight = 1.0;
+    d.threshold = 0.2;
+    return d;
+}
+
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
     xd_mft_desc d = *desc;
     d.loss.hard_weight = 0.0;
-    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
     d.loss.divergence = XD_KL_FORWARD;
     return xdi_loss_call(ctx, &d.loss, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
 }

@@ -44,7 +44,7 @@ typedef struct xd_topk_desc {
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
-    double beta;                              /* JSD, MIXED; 0 -> 0.5 */
+    double beta;                              /* JSD, MIXED; 0 is the forward KL */
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */

@@ -26,7 +26,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
     xd_topk_desc d = *desc;
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.values_temperature == 0.0) d.values_temperature = 1.0;
-    if (d.beta == 0.0) d.beta = 0.5;
+    if (d.divergence == XD_JSD && d.beta == 0.0) d.divergence = XD_KL_FORWARD;
     return d;
 }
 
@@ -72,7 +72,8 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+               d->beta);
     XD_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
                "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||

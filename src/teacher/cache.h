@@ -69,7 +69,7 @@ typedef struct xd_teacher_cache_desc {
     uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
     uint64_t student_hash;  /* 0 -> for any student */
     double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* 0 -> 16, or the vocabulary when that is smaller */
+    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
     int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
     xd_cache_coding coding; /* 0 -> 8 bits */
     bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */

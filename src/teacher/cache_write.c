@@ -44,7 +44,6 @@ typedef struct xdi_cache_rows {
 static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *desc) {
     xd_teacher_cache_desc d = *desc;
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.k == 0) d.k = d.vocabulary < 16 ? d.vocabulary : 16;
     if (!d.name) d.name = "";
     return d;
 }

@@ -47,11 +47,18 @@ static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "
 
 /* ---- configuration and schedules ---- */
 
-static void xdi_ema_defaults(xd_ema_desc *d) {
-    if (d->decay == 0.0) d->decay = 0.9999;
-    if (d->gamma == 0.0) d->gamma = 16.97;
-    if (d->halflife_kimg == 0.0) d->halflife_kimg = 500.0;
-    if (d->rampup_ratio == 0.0) d->rampup_ratio = 0.05;
+XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule) {
+    xd_ema_desc d;
+    memset(&d, 0, sizeof d);
+    d.schedule = schedule;
+    d.decay = 0.9999;
+    d.gamma = 16.97;
+    d.halflife_kimg = 500.0;
+    d.rampup_ratio = 0.05;
+    return d;
+}
+
+static void xdi_ema_resolve(xd_ema_desc *d) {
     if (d->batch_size == 0) d->batch_size = 1;
     if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
     if (!d->strip_tokens) {
@@ -72,8 +79,8 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
                d->decay);
     XD_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
                "gamma %g is below -1 or not finite", d->gamma);
-    XD_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
-               "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
+    XD_REQUIRE(ctx, d->schedule != XD_EMA_HALFLIFE || (d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL),
+               XD_ERROR_ARGUMENT, "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
     XD_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
                "rampup_ratio %g is negative or not finite", d->rampup_ratio);
     XD_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
@@ -105,7 +112,7 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
     xd_ema_desc d = *desc;
-    xdi_ema_defaults(&d);
+    xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
     *decay = xdi_ema_decay_at(&d, iteration);
@@ -286,7 +293,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    xdi_ema_defaults(&d);
+    xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);

@@ -19,13 +19,13 @@ typedef enum xd_ema_schedule {
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Zero is the default of every field. */
+/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
-    double decay; /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
-    double gamma; /* POWER; at least -1; 0 -> 16.97 */
-    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0; 0 -> 500 */
-    double rampup_ratio;     /* HALFLIFE; at least 0; 0 -> 0.05 */
+    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
+    double gamma;            /* POWER; at least -1 */
+    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
+    double rampup_ratio;     /* HALFLIFE; at least 0 */
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
@@ -39,6 +39,10 @@ typedef struct xd_ema_desc {
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
 } xd_ema_desc;
+
+/* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
+ * EMAConfig). Pure. */
+XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 
 /* What is saved beside the shadows. */
 typedef struct xd_ema_record {
@@ -60,7 +64,7 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative
+/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
  * iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
@@ -69,7 +73,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
  *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
  *            tied: one shadow, under the first name, and both names find it
- *   desc     NULL -> defaults
+ *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
  * stripped; no name), DTYPE, MEMORY. */

@@ -18,12 +18,34 @@ struct xd_optimizer {
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
-static void xdi_optimizer_defaults(xd_optimizer_desc *d) {
-    if (d->learning_rate == 0.0) d->learning_rate = 1e-3;
-    if (d->beta1 == 0.0) d->beta1 = 0.9;
-    if (d->beta2 == 0.0) d->beta2 = 0.999;
+XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    d.params = params;
+    d.param_count = param_count;
+    d.kind = XD_OPTIMIZER_SGD;
+    d.learning_rate = 1e-3;
+    return d;
+}
+
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d = xd_sgd_defaults(params, param_count);
+    d.kind = XD_OPTIMIZER_ADAM_L2;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    return d;
+}
+
+XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count) {
+    xd_optimizer_desc d = xd_adam_defaults(params, param_count);
+    d.kind = XD_OPTIMIZER_ADAMW;
+    d.weight_decay = 1e-2;
+    return d;
+}
+
+static void xdi_optimizer_resolve(xd_optimizer_desc *d) {
     if (d->eps == 0.0) d->eps = 1e-8;
-    if (d->weight_decay == 0.0 && d->kind == XD_OPTIMIZER_ADAMW) d->weight_decay = 1e-2;
     if (!d->groups) d->group_count = 0;
 }
 
@@ -123,11 +145,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     const xd_optimizer_desc *d = &o->desc;
     o->groups[0].learning_rate_scale = 1.0;
     o->groups[0].weight_decay = d->weight_decay;
-    for (int i = 0; i < d->group_count; i++) {
-        o->groups[i] = d->groups[i];
-        if (o->groups[i].learning_rate_scale == 0.0) o->groups[i].learning_rate_scale = 1.0;
-        if (o->groups[i].weight_decay == 0.0) o->groups[i].weight_decay = d->weight_decay;
-    }
+    for (int i = 0; i < d->group_count; i++) o->groups[i] = d->groups[i];
     if (d->group_count == 0) o->desc.group_count = 1;
     o->desc.groups = o->groups;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -178,7 +196,7 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
     const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
-    xdi_optimizer_defaults(&d);
+    xdi_optimizer_resolve(&d);
     XD_TRY(xdi_optimizer_validate(ctx, &d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);

@@ -18,21 +18,21 @@ typedef enum xd_optimizer_kind {
 
 /* What differs between groups of parameters; xd_param.group is the index. */
 typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0 -> 1 */
-    double weight_decay;        /* 0 -> the optimizer's; XD_ZERO -> none */
+    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double weight_decay;        /* instead of the optimizer's; 0: none */
 } xd_optimizer_group;
 
-/* Settings of an optimizer. Zero is the default of every field. */
+/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
-    double learning_rate;             /* 0 -> 1e-3 */
-    double beta1;                     /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
-    double beta2;                     /* Adam; 0 -> 0.999 */
+    double learning_rate;
+    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
+    double beta2;
     double eps;                       /* Adam; 0 -> 1e-8 */
-    double momentum;                  /* SGD; 0 -> none */
-    double weight_decay;              /* 0 -> 1e-2 for ADAMW, none for the others */
+    double momentum;                  /* SGD */
+    double weight_decay;              /* of every group, when there is no list of them */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
@@ -61,6 +61,13 @@ typedef struct xd_optimizer_step_desc {
                          * bit. When it was created over the optimizer's own list it costs one pass over memory
                          * instead of two. NULL -> none */
 } xd_optimizer_step_desc;
+
+/* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
+ * AdamW and Adam have betas 0.9 and 0.999 and eps 1e-8, AdamW weight decay 1e-2, the others none; SGD has no momentum.
+ * Pure. */
+XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
  *

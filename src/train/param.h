@@ -3,10 +3,6 @@
 
 #include "base/dtype.h"
 
-/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and
- * averages, bit for bit. Example: { .weight_decay = XD_ZERO }. */
-#define XD_ZERO 1e-300
-
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
  * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
  * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */

@@ -165,9 +165,7 @@ static xd_result run_step(xd_comm *comm, void *argument) {
     param.gradient = gradient.at();
     param.dtype = XD_DTYPE_BF16;
     param.count = n;
-    xd_optimizer_desc desc = {};
-    desc.params = &param;
-    desc.param_count = 1;
+    const xd_optimizer_desc desc = xd_adamw_defaults(&param, 1);
     xd_optimizer *optimizer = nullptr;
     CHECK(xd_optimizer_create(m.ctx, &desc, &optimizer) == XD_OK);
     for (int step = 0; step < 3; step++) {

@@ -450,6 +450,7 @@ static HeadResult head_of(const Gpu &gpu, int64_t rows, int64_t columns, int64_t
     d.bf16 = true;
     d.loss.common.labels = labels.at<int64_t>();
     d.loss.vocab = vocab;
+    d.loss.hard_weight = 1.0;
     d.loss.common.status = status.at<xd_status>();
     CHECK(xd_head_loss(gpu.ctx, &d, values.at<xd_loss_values>()) == XD_OK);
     gpu.wait();

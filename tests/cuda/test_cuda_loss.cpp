@@ -305,6 +305,7 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     d.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
     d.common.labels = l.at<int64_t>();
     d.vocab = vocab;
+    d.hard_weight = 1.0;
     d.common.status = status.at<xd_status>();
     d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
     Device workspace(std::vector<unsigned char>(d.common.workspace_bytes));
@@ -490,7 +491,9 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         d.common.labels = w->on_device ? dl.at<int64_t>() : labels.data();
         d.common.status = w->on_device ? ds.at<xd_status>() : &status;
         d.vocab = vocab;
+        d.hard_weight = d.soft_weight = 1.0;
         d.divergence = w->divergence;
+        d.beta = 0.5;
         d.temperature = 1.5;
         xd_topk_desc t = {};
         t.student = { w->on_device ? dt.at<void>() : (void *)topk.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
@@ -500,6 +503,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         t.common.status = d.common.status;
         t.vocab = vocab;
         t.divergence = w->divergence;
+        t.beta = 0.5;
         t.k = 9;
         t.mode = XD_TOPK_TAIL;
         xd_loss_values *out = w->on_device ? dv.at<xd_loss_values>() : &values;

@@ -64,7 +64,7 @@ static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed)
     const size_t work_bytes = 4096 + rows * 1024, work = board.add(nullptr, work_bytes);
     const std::vector<unsigned char> after =
         pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-            xd_mft_desc d = {};
+            xd_mft_desc d = xd_mft_defaults();
             d.loss.student = rows_at(at, x, s.student, s);
             d.loss.teacher = rows_at(at, y, s.teacher, s);
             d.loss.common.gradient = rows_at(at, g, s.gradient, s);
@@ -140,7 +140,7 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     Device x(std::vector<float>(8)), status(std::vector<xd_status>(1)), out(std::vector<xd_loss_values>(1));
     xd_vocab *vocab = nullptr;
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, 8, 8, &vocab) == XD_OK);
-    xd_mft_desc d = {};
+    xd_mft_desc d = xd_mft_defaults();
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
     d.loss.common.labels = x.at<int64_t>();
     d.loss.vocab = vocab;
@@ -188,7 +188,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
             at[i] = memory.allocate(gpu.ctx, sizes[i]);
             CHECK(memory.copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
         }
-        xd_mft_desc d = {};
+        xd_mft_desc d = xd_mft_defaults();
         d.loss.student = d.loss.common.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.loss.teacher = { at[1], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.terms = { at[2], XD_DTYPE_F32, TP_ROWS, columns, 0 };
@@ -265,7 +265,7 @@ static void capture(bool cosine) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
-    xd_mft_desc d = {};
+    xd_mft_desc d = xd_mft_defaults();
     d.loss.student = rows_at(x.at<void>(), 0, s.student, s);
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);
     d.loss.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);

@@ -38,10 +38,9 @@ struct Model {
             params[i].gradient = on_device ? d_gradients[i].at() : gradients[i].data();
             if (counts[i] == 0) params[i].gradient = params; /* "there is one", of no element */
         }
-        xd_optimizer_desc desc = {};
-        desc.params = params;
-        desc.param_count = PARAMS;
+        xd_optimizer_desc desc = xd_adamw_defaults(params, PARAMS);
         desc.kind = kind;
+        if (kind != XD_OPTIMIZER_ADAMW) desc.weight_decay = 0.0;
         desc.momentum = 0.9;
         CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
         xd_ema_desc average = {};
@@ -209,11 +208,11 @@ struct Crowd {
             p->value = on_device ? d_values[i].at() : values[i].data();
         }
         use(false);
-        groups[1].learning_rate_scale = 0.5;
-        groups[2].weight_decay = 0.1;
-        xd_optimizer_desc desc = {};
-        desc.params = params.data();
-        desc.param_count = (int64_t)arrays;
+        for (int i = 0; i < 3; i++) {
+            groups[i].learning_rate_scale = i == 1 ? 0.5 : 1.0;
+            groups[i].weight_decay = i == 2 ? 0.1 : kind == XD_OPTIMIZER_ADAMW ? 1e-2 : 0.0;
+        }
+        xd_optimizer_desc desc = xd_adamw_defaults(params.data(), (int64_t)arrays);
         desc.kind = kind;
         desc.groups = groups;
         desc.group_count = 3;

@@ -54,6 +54,7 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
             d.k = c.k;
             d.mode = c.mode;
             d.divergence = c.divergence;
+            d.beta = 0.5;
             d.temperature = c.teacher ? 1.6 : 1.0;
             const bool shipped = c.teacher == 0 || c.teacher == 3;
             if (!shipped) d.teacher = rows_at(at, y, s.teacher, s);

@@ -41,6 +41,7 @@ static bool rows_open(golden_case *c, const char *student, rows_case *k) {
 
 static void rows_teacher(golden_case *c, rows_case *k) {
     k->desc.teacher = golden_rows(rows_of(c, "in.teacher_logits", k->rows * k->width), k->rows, k->width);
+    k->desc.soft_weight = 1.0;
 }
 
 static int64_t *rows_labels(golden_case *c, const rows_case *k) {
@@ -66,7 +67,7 @@ static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
 
 static void set_beta(double beta, xd_divergence *divergence, double *out) {
     *divergence = beta == 0.0 ? XD_KL_FORWARD : beta == 1.0 ? XD_KL_REVERSE : XD_JSD;
-    *out = beta == 0.0 ? 0.5 : beta;
+    *out = beta;
 }
 
 /* Counted positions by the library's own denominator. */
@@ -93,6 +94,7 @@ static void ce_run(golden_case *c) {
     rows_case k;
     if (!rows_open(c, "in.logits", &k)) return;
     k.desc.common.labels = rows_labels(c, &k);
+    k.desc.hard_weight = 1.0;
     k.desc.common.has_ignore_index = true;
     k.desc.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
     k.desc.label_smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
@@ -175,7 +177,8 @@ static void jsd_run(golden_case *c) {
     k.desc.common.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
     if (k.desc.common.denominator_value == 0.0)
         k.desc.common.denominator_value = xd_compat_jsd_denominator(
-            reduction_of(c), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX), k.width, labels);
+            reduction_of(c), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX),
+            k.width, labels);
     set_beta(beta, &k.desc.divergence, &k.desc.beta);
     if (golden_flag(c, "cfg.logits_are_probs", false))
         jsd_probabilities(c, &k, beta);

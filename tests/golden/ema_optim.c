@@ -61,19 +61,14 @@ static xd_dtype ema_dtype(const golden_case *c) {
     return XD_DTYPE_F32;
 }
 
-/* The library reads 0 as "the default"; the file's zeros are meant. */
-static double meant(double value) {
-    return value == 0.0 ? XD_ZERO : value;
-}
-
 static xd_ema_desc ema_desc(const golden_case *c, bool widen) {
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     const char *ramp = golden_text(c, "cfg.rampup_ratio");
-    d.decay = meant(golden_number(c, "cfg.decay", 0.9999));
-    d.gamma = meant(golden_number(c, "cfg.gamma", 16.97));
+    d.decay = golden_number(c, "cfg.decay", 0.9999);
+    d.gamma = golden_number(c, "cfg.gamma", 16.97);
     d.halflife_kimg = golden_number(c, "cfg.halflife_kimg", 500.0);
-    d.rampup_ratio = meant(golden_number(c, "cfg.rampup_ratio", 0.05));
+    d.rampup_ratio = golden_number(c, "cfg.rampup_ratio", 0.05);
     d.disable_rampup = ramp && strcmp(ramp, "null") == 0;
     d.batch_size = (int64_t)golden_number(c, "cfg.batch_size", 1.0);
     d.start_iteration = (int64_t)golden_number(c, "cfg.start_iter", 0.0);
@@ -194,10 +189,10 @@ static xd_ema_desc table_desc(const char *at, const char *end) {
     const char *type = table_field(at, end, "type"), *ramp = table_field(at, end, "rampup_ratio");
     if (type && strncmp(type, "\"power\"", 7) == 0) d.schedule = XD_EMA_POWER;
     if (type && strncmp(type, "\"halflife\"", 10) == 0) d.schedule = XD_EMA_HALFLIFE;
-    d.decay = meant(table_number(at, end, "decay", 0.9999));
-    d.gamma = meant(table_number(at, end, "gamma", 16.97));
+    d.decay = table_number(at, end, "decay", 0.9999);
+    d.gamma = table_number(at, end, "gamma", 16.97);
     d.halflife_kimg = table_number(at, end, "halflife_kimg", 500.0);
-    d.rampup_ratio = meant(table_number(at, end, "rampup_ratio", 0.05));
+    d.rampup_ratio = table_number(at, end, "rampup_ratio", 0.05);
     d.disable_rampup = ramp && strncmp(ramp, "null", 4) == 0;
     d.batch_size = (int64_t)table_number(at, end, "batch_size", 1.0);
     return d;
@@ -236,12 +231,12 @@ static bool optim_claims(const golden_case *c) {
 static bool optim_desc(golden_case *c, xd_optimizer_desc *d) {
     double betas[2] = { 0.9, 0.999 };
     golden_numbers(c, "cfg.betas", betas, 2);
-    d->learning_rate = meant(golden_number(c, "cfg.lr", 1e-3));
-    d->beta1 = meant(betas[0]);
-    d->beta2 = meant(betas[1]);
-    d->eps = meant(golden_number(c, "cfg.eps", 1e-8));
+    d->learning_rate = golden_number(c, "cfg.lr", 1e-3);
+    d->beta1 = betas[0];
+    d->beta2 = betas[1];
+    d->eps = golden_number(c, "cfg.eps", 1e-8);
     d->momentum = golden_number(c, "cfg.momentum", 0.0);
-    d->weight_decay = meant(golden_number(c, "cfg.weight_decay", 0.0));
+    d->weight_decay = golden_number(c, "cfg.weight_decay", 0.0);
     if (golden_is(c, "cfg.optimizer", "Adam"))
         d->kind = XD_OPTIMIZER_ADAM_L2;
     else if (golden_is(c, "cfg.optimizer", "SGD"))

@@ -233,7 +233,7 @@ static bool add_pass(vocabularies *v, int side, int64_t max_pieces) {
 }
 
 static xd_special_pair *special_pairs(vocabularies *v, int64_t most, int64_t *count) {
-    xd_special_desc desc = { v->names[0], v->names[1], v->size[0], v->size[1], 0.0, most };
+    xd_special_desc desc = { v->names[0], v->names[1], v->size[0], v->size[1], 0.3, most ? most : 32 };
     xd_special_pair *pairs = NULL;
     *count = 0;
     golden_ok(v->c, xd_special_pairs(golden_ctx(v->c), &desc, &pairs, count));
@@ -350,7 +350,7 @@ static bool pipeline_claims(const golden_case *c) {
 
 static bool pipeline_votes(vocabularies *v) {
     golden_case *c = v->c;
-    if (!add_pass(v, 0, 0) || (!has_flag(c, "--disable-reverse-pass") && !add_pass(v, 1, 0))) return false;
+    if (!add_pass(v, 0, 4) || (!has_flag(c, "--disable-reverse-pass") && !add_pass(v, 1, 4))) return false;
     if (has_flag(c, "--disable-special-token-mapping")) return true;
     int64_t count = 0;
     xd_special_pair *pairs = special_pairs(v, (int64_t)golden_number(c, "cfg.top_k", 32.0), &count);

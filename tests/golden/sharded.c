@@ -215,6 +215,7 @@ static xd_result topk_distill_entropy(const sharded_part *part, xd_rows student,
     d.student = d.teacher = student;
     d.vocab = part->vocab;
     d.divergence = XD_SOFT_CE;
+    d.soft_weight = 1.0;
     d.common.denominator_value = 1.0;
     d.common.row_loss = row_loss;
     const xd_result result = golden_loss(part->loans, &d, &values);

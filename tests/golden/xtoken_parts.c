@@ -288,6 +288,8 @@ static xd_result ce_body(const sharded_part *part, void *user) {
     if (other) d.teacher = sharded_rows(part, other);
     d.divergence = XD_SOFT_CE;
     d.common.labels = labels;
+    d.hard_weight = labels ? 1.0 : 0.0;
+    d.soft_weight = other ? 1.0 : 0.0;
     d.vocab = part->vocab;
     d.label_smoothing = golden_number(p->c, "cfg.label_smoothing", 0.0);
     d.smoothing = XD_SMOOTHING_MEGATRON;

@@ -72,6 +72,20 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
+/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+#if !defined(XD_DEPRECATED)
+#    if defined(__GNUC__)
+#        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
+#    elif defined(_MSC_VER)
+#        define XD_DEPRECATED(message) __declspec(deprecated(message))
+#    elif defined(__cplusplus) && __cplusplus >= 201402L
+#        define XD_DEPRECATED(message) [[deprecated(message)]]
+#    else
+#        define XD_DEPRECATED(message)
+#    endif
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
@@ -40967,4 +40981,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8d0dfcf5839e92c8c03c73e3bdc934020fc95a90fe8280c597f1bd61154bdcc9 */
+/* xdistill sha256 0dfa0da8b30c99fa1a58eafbcbac23ef1547a9ccf0e714e7e8b903ab810cf52d */

@@ -5,6 +5,7 @@ that the compiler gave them, and load(path) opens a shared library of the header
 """
 
 import keyword
+import re
 
 HEAD = '''"""xdistill {version} for ctypes. Written by tools/api.py from xdistill.h: edit neither this file nor its numbers.
 
@@ -36,6 +37,9 @@ def load(path):
             library.absent.append(name)
             continue
         function.restype, function.argtypes = result, arguments
+    for name, (function, macro) in MACROS.items():
+        if function not in library.absent:
+            setattr(library, name, macro(getattr(library, function)))
     return library
 '''
 
@@ -84,7 +88,8 @@ class Binding:
         yield ""
         for macro in self.api["macros"]:
             if "value" in macro:
-                yield "%s = %r" % (macro["name"], macro["value"])
+                value = macro["value"].encode() if macro["kind"] == "string" else macro["value"]
+                yield "%s = %r" % (macro["name"], value)
 
     def classes(self):
         opaque = {one["name"] for one in self.api["opaque"]} | self.unseen()
@@ -131,9 +136,24 @@ class Binding:
                     self.type(one) for one in function["arguments"]))
         yield "}"
 
+    def macros(self):
+        """Macros that call a function with their parameters and constants: xd.name is then called like the macro."""
+        constants = {value["name"] for enum in self.api["enums"] for value in enum["values"]}
+        constants |= {macro["name"] for macro in self.api["macros"] if "value" in macro}
+        functions = {function["name"] for function in self.api["functions"] if not function["inline"]}
+        yield "\nMACROS = {"
+        for macro in self.api["macros"]:
+            call = re.fullmatch(r"\(?(\w+)\)? ?\((.*)\)", macro["text"]) if macro["form"] == "function" else None
+            names = set(re.findall(r"[A-Za-z_]\w*", call.group(2))) if call else set()
+            if call and call.group(1) in functions and names <= constants | set(macro["parameters"]) and not re.search(
+                    r'["\'?:&!]', call.group(2)):
+                yield '    "%s": ("%s", lambda call: lambda %s: call(%s)),' % (
+                    macro["name"], call.group(1), ", ".join(macro["parameters"]), call.group(2))
+        yield "}"
+
 
 def binding(api):
     """The text of the binding."""
     made = Binding(api)
-    lines = [*made.constants(), *made.classes(), *made.fields(), *made.functions()]
+    lines = [*made.constants(), *made.classes(), *made.fields(), *made.functions(), *made.macros()]
     return HEAD.format(version=api["version"]) + "\n".join(lines) + "\n" + LOAD

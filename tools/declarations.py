@@ -28,6 +28,7 @@ SPECIFIER = STORAGE | {"__inline", "__inline__", "__forceinline", "__host__", "_
                        "always_inline", "__always_inline__"}
 STANDARD = {"size_t", "intptr_t", "uintptr_t", "ptrdiff_t",
             *("%sint%d_t" % (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64))}
+DIRECTIVES = {"if", "ifdef", "ifndef", "elif", "else", "endif", "define", "undef", "include", "error", "pragma", ""}
 DEPRECATED = "XD_DEPRECATED"
 
 
@@ -45,9 +46,6 @@ class Token:
         self.last = line + text.count("\n")
         self.end = start + len(text)
         self.alone = False  # of a comment: nothing stands before it on its line
-
-    def __repr__(self):
-        return "%r" % self.text
 
 
 def tokens_of(text):
@@ -144,11 +142,11 @@ class Lines:
                 if depth:
                     raise Refused(token.line, "a directive inside parentheses")
                 number, line = number + 1, 0
-                out.append("\n%s\n@@%d@@" % (COMMENT.sub(" ", token.text).strip(), number))
+                out.append('\n#line %d "xdistill.h"\n%s\n@@%d@@' % (token.line, COMMENT.sub(" ", token.text).strip(), number))
             else:
                 if depth == 0 and token.line != line:
                     number, line = number + 1, token.line
-                    out.append("\n@@%d@@" % number)
+                    out.append('\n#line %d "xdistill.h"\n@@%d@@' % (line, number))
                 out.append(" " + token.text)
                 depth += (token.text == "(") - (token.text == ")")
                 line = token.last
@@ -156,7 +154,7 @@ class Lines:
         result = subprocess.run([*compiler, "-std=c99", "-E", "-P", "-x", "c", "-"], input="".join(out) + "\n",
                                 capture_output=True, text=True)
         if result.returncode:
-            raise Refused(1, "the preprocessor refuses the header:\n" + result.stderr)
+            raise Refused(0, "the preprocessor refuses it:\n" + result.stderr)
         pieces = re.split(r"@@(\d+)@@", result.stdout)
         return {int(number): text for number, text in zip(pieces[1::2], pieces[2::2])}
 
@@ -196,8 +194,7 @@ class Reader:
                            for line in range(one.line, one.last + 1)}
         self.at, self.used = 0, set()
         self.types = {**{name: "standard" for name in STANDARD}, **{name: "basic" for name in BASIC}}
-        self.macros, self.includes = {}, []
-        self.sections = []
+        self.macros = {}
         self.items = self.read_macros() + self.read_all()
         structs = {item.name for item in self.items if item.kind == "struct"}
         self.items = [item for item in self.items if item.kind != "opaque" or item.name not in structs]
@@ -254,12 +251,12 @@ class Reader:
             if token.kind != "directive":
                 continue
             bare = COMMENT.sub(" ", token.text).replace("\\\n", " ")
-            include = re.match(r"\s*#\s*include\s*([<\"]\S+[>\"])", bare)
+            word = re.match(r"\s*#\s*(\w*)", bare).group(1)
             define = re.match(r"\s*#\s*define\s+(\w+)(\([^)]*\))?\s*(.*?)\s*$", bare, re.S)
             if self.lines.stretch[token.start] not in self.lines.expanded:
                 continue
-            if include:
-                self.includes.append(include.group(1))
+            if word not in DIRECTIVES:
+                raise Refused(token.line, "#%s is no directive of a public header" % word)
             if not define:
                 continue
             name, parameters, body = define.groups()
@@ -442,7 +439,7 @@ class Reader:
         values = []
         while not self.accept("}"):
             token = self.peek()
-            if self.peek(1).text == "(" and token.text in self.macros and not self.is_marked(token):
+            if self.peek(1).text == "(" and token.text in self.macros:
                 values += self.listed()
                 self.accept(",")
                 continue
@@ -460,9 +457,6 @@ class Reader:
             value.deprecated = found.get("deprecated")
             values.append(value)
         return values
-
-    def is_marked(self, token):
-        return token.text == DEPRECATED
 
     def listed(self):
         """The enumerators that a macro expands to, by the word of the preprocessor, each with its row of the list."""

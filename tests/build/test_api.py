@@ -206,6 +206,18 @@ class Reading(Tree):
         self.assertEqual((say["variadic"], say["conditions"]), (True, ["ifndef XD_UNKNOWN_OPTION"]))
         self.assertTrue(named(functions, "xd_twice")["inline"])
 
+    def test_the_binding_calls_a_macro_that_calls_a_function(self):
+        self.write("0.2.0", ("#define XD_WHO", "#define xd_thing_make(desc, out) xd_thing_create((desc), XD_BIT_NEXT + 1, (out))\n"
+                             "#define XD_HERE(x) xd_thing_create((x), __FILE__, 0)\n#define XD_WHO"))
+        self.assert_accepted()
+        binding = {}
+        exec((self.root / "build" / "xdistill_ctypes.py").read_text(), binding)
+        self.assertEqual(list(binding["MACROS"]), ["xd_thing_make"])
+        function, macro = binding["MACROS"]["xd_thing_make"]
+        self.assertEqual((function, macro(lambda *arguments: arguments)("desc", "out")),
+                         ("xd_thing_create", ("desc", 10, "out")))
+        self.assertEqual((binding["XD_WHO"], binding["xd_three"].codes.offset), (b"one\ttwo", 24))
+
     def test_names_the_line_of_what_it_does_not_know(self):
         field, function = "    char one;\n", "XD_API void xd_thing_destroy(xd_thing *thing);\n"
         for old, new, message in (
@@ -219,6 +231,7 @@ class Reading(Tree):
                 (function, "XD_API int xd_old_style();\n", "() says nothing of the arguments"),
                 (function, "int xd_unmarked(void);\n", "xd_unmarked is not marked XD_API"),
                 (function, "XD_CODES(XDI_DECLARE)\n", "XD_CODES is no type that this header declares"),
+                (function, "#warning once\n", "#warning is no directive of a public header"),
                 (function, "#define LIMIT 3\n", "the macro LIMIT has no XD_ prefix"),
                 (function, "#if 1 /* here */\nXD_API int xd_one(void);\n#endif\nXD_API int xd_cut(\n#if 2\nint x);\n#endif\n",
                  "a directive inside parentheses"),
@@ -227,6 +240,10 @@ class Reading(Tree):
             self.write("0.2.0", (old, new))
             shown = "#if 2" if "#if 2" in new else new.split("\n")[0].strip()
             self.assert_refused("xdistill.h:%d: %s" % (self.line(shown), message))
+
+    def test_an_error_of_the_preprocessor_names_the_line(self):
+        self.write("0.2.0", ("#define XD_SIZE_MAX 4\n", "#define XD_SIZE_MAX 4\n#if XD_CODES(\n#endif\n"))
+        self.assert_refused("xdistill.h:%d:" % self.line("#if XD_CODES("))
 
     def test_leaves_the_verdict_on_constants_to_the_compiler(self):
         self.write("0.2.0", ("#define XD_SIZE_MAX 4\n", "#define XD_SIZE_MAX 4\n#define XD_ODD xd_nowhere\n"))

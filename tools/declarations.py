@@ -303,6 +303,7 @@ class Reader:
             if token.text == DEPRECATED:
                 found["deprecated"] = "".join(one.text[1:-1] for one in inside if one.kind == "string")
             found.setdefault("macros", []).append(token.text)
+            found.update({word: True for word in STORAGE & set(self.macros[token.text][1].split())})
 
     # declarations
 

@@ -90,8 +90,20 @@ BACK_ENDS = """
 
 /* >>three/tables */
 
+/* For both compilers. */
+#if defined(__CUDACC__)
+#define XD_BOTH static inline __host__ __device__
+#else
+#define XD_BOTH static inline
+#endif
+
 /* Twice. */
-static inline int xd_twice(int x) { return XD_TWICE(x); }
+XD_BOTH int xd_twice(int x) {
+    const int one[] = { x };
+    if (x) { return XD_TWICE(one[0]); }
+    return 0;
+}
+static inline int xd_thrice(int x) { return 3 * x; }
 
 /* Later. */
 struct xd_later {
@@ -161,7 +173,7 @@ class Reading(Tree):
             **{name: one for name in ("XD_SIZE_MAX", "XD_HALF", "XD_WHO", "XD_TWICE", "XD_CODES", "xd_code", "xd_thing",
                                       "xd_three", "xd_call", "xd_thing_desc")},
             **{name: two for name in ("xd_thing_create", "xd_thing_destroy", "xd_say")},
-            "xd_twice": three, "xd_later": three})
+            "XD_BOTH": three, "xd_twice": three, "xd_thrice": three, "xd_later": three})
         self.assertEqual([(s["name"], s["part"], s["comments"]) for s in found["sections"]][1:], [
             ("one/types", "users", ["What a section says of no single name."]), ("two/functions", "users", []),
             ("three/tables", "back ends", [])])
@@ -204,7 +216,8 @@ class Reading(Tree):
         self.assertEqual((destroy["comment"], destroy["comment_of"]), ("Makes one.", "xd_thing_create"))
         say = named(functions, "xd_say")
         self.assertEqual((say["variadic"], say["conditions"]), (True, ["ifndef XD_UNKNOWN_OPTION"]))
-        self.assertTrue(named(functions, "xd_twice")["inline"])
+        self.assertEqual([named(functions, name)["inline"] for name in ("xd_say", "xd_twice", "xd_thrice")],
+                         [False, True, True])
 
     def test_the_binding_calls_a_macro_that_calls_a_function(self):
         self.write("0.2.0", ("#define XD_WHO", "#define xd_thing_make(desc, out) xd_thing_create((desc), XD_BIT_NEXT + 1, (out))\n"
@@ -371,7 +384,7 @@ class Holding(Tree):
         self.assert_held("xd_call had another prototype", ("(void *user, const xd_three *three)", "(void *user, xd_three *three)"))
         self.assert_held("xd_say had another prototype", ("const char *format, ...) XD_PRINTF(1, 2)", "const char *format)"))
         self.assert_held("XD_TWICE had other parameters", ("#define XD_TWICE(x) (2 * (x))", "#define XD_TWICE(x, y) ((y) * (x))"),
-                         ("XD_TWICE(x); }", "2 * x; }"))
+                         ("XD_TWICE(one[0])", "2 * one[0]"))
         self.assert_allowed("xd_thing **made)", (first, first.replace("out", "made")))
 
     def test_a_name_does_not_become_another_thing(self):

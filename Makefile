@@ -33,7 +33,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -173,6 +173,9 @@ gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: buil
 
 amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py
+
+api: ## write build/api.json and a ctypes binding from xdistill.h, and accept its users' part into docs/api.txt
+	@CC="$(CC)" $(PYTHON) tools/api.py --accept
 
 # Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/golden/*.[ch] tests/mpi/*.[ch]) \

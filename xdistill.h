@@ -72,6 +72,20 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
+/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+#if !defined(XD_DEPRECATED)
+#    if defined(__GNUC__)
+#        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
+#    elif defined(_MSC_VER)
+#        define XD_DEPRECATED(message) __declspec(deprecated(message))
+#    elif defined(__cplusplus) && __cplusplus >= 201402L
+#        define XD_DEPRECATED(message) [[deprecated(message)]]
+#    else
+#        define XD_DEPRECATED(message)
+#    endif
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
@@ -40983,4 +40997,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 2e644b979f8449119bfc59cf2a34b233ec7cc04a8c753b035ff79055fee2570a */
+/* xdistill sha256 d6f1e551333e30f56e593ea27178ac7aa9b431d042fbb1b373dfbec7d99270a0 */

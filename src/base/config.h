@@ -47,6 +47,20 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
+/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+#if !defined(XD_DEPRECATED)
+#    if defined(__GNUC__)
+#        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
+#    elif defined(_MSC_VER)
+#        define XD_DEPRECATED(message) __declspec(deprecated(message))
+#    elif defined(__cplusplus) && __cplusplus >= 201402L
+#        define XD_DEPRECATED(message) [[deprecated(message)]]
+#    else
+#        define XD_DEPRECATED(message)
+#    endif
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1

@@ -13,7 +13,7 @@ hostile="-O3 -march=native -ffp-contract=fast"
 sanitize="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 
 steps() {
-    echo amalgamate tools docs format layout test
+    echo amalgamate tools api docs format layout test
     for cc in gcc clang; do
         for std in c99 c11 gnu11 c++11 c++17; do
             for level in O0 O3; do echo "compile:$cc:$std:$level"; done
@@ -70,6 +70,12 @@ driver() {
 step_amalgamate() { need python3; python3 tools/amalgamate.py --check; }
 
 step_tools() { need python3; python3 tests/build/test_amalgamate.py; }
+
+# docs/api.txt is what the header declares; what the tool refuses; and its ctypes binding, used.
+step_api() {
+    need python3 cc
+    python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py
+}
 
 # Projections to PyTorch's files and back; TORCH_PYTHON is a python that has it.
 step_projection_pt() {

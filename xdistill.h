@@ -1,4 +1,4 @@
-/* xdistill.h - v0.1.0 - distributed distillation in one C99 header. License at the end of the file.
+/* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
    In *one* C or C++ file:                          Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
@@ -23,7 +23,9 @@
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
-/* ---- declarations, in the order of the layers ---- */
+/* ---- for users, in the order in which they meet it ---- */
+
+/* Results and contexts. */
 /* >>base/config */
 
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
@@ -49,8 +51,9 @@
 #include <stdint.h>
 
 #define XD_VERSION_MAJOR 0
-#define XD_VERSION_MINOR 1
+#define XD_VERSION_MINOR 2
 #define XD_VERSION_PATCH 0
+#define XD_VERSION (XD_VERSION_MAJOR * 10000 + XD_VERSION_MINOR * 100 + XD_VERSION_PATCH)
 
 /* XDISTILL_STATIC makes every public function private to the one file that includes the implementation. */
 #if !defined(XD_API)
@@ -99,48 +102,6 @@
 #if !defined(XD_ASSERT)
 #    define XD_ASSERT(condition) ((void)0)
 #endif
-
-/* >>base/dtype */
-
-/* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
- * the others can be stored, moved, loaded and saved. Order = ascending alignment rank of the safetensors format. */
-#define XD_DTYPES(X)               \
-    X(BOOL, 1, false, "BOOL")      \
-    X(U8, 1, false, "U8")          \
-    X(I8, 1, false, "I8")          \
-    X(F8_E5M2, 1, true, "F8_E5M2") \
-    X(F8_E4M3, 1, true, "F8_E4M3") \
-    X(I16, 2, false, "I16")        \
-    X(U16, 2, false, "U16")        \
-    X(F16, 2, true, "F16")         \
-    X(BF16, 2, true, "BF16")       \
-    X(I32, 4, false, "I32")        \
-    X(U32, 4, false, "U32")        \
-    X(F32, 4, true, "F32")         \
-    X(F64, 8, true, "F64")         \
-    X(I64, 8, false, "I64")        \
-    X(U64, 8, false, "U64")
-
-/* Tag of an element type; XD_DTYPES lists them. */
-typedef enum xd_dtype {
-    XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
-#define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
-    XD_DTYPES(XDI_DTYPE_ENUM)
-#undef XDI_DTYPE_ENUM
-        XD_DTYPE_COUNT
-} xd_dtype;
-
-/* Bytes of one element; 0 for XD_DTYPE_NONE and for values outside the enumeration. */
-XD_API size_t xd_dtype_size(xd_dtype dtype);
-
-/* True for F16 BF16 F32 F64 and the 8-bit floats. */
-XD_API bool xd_dtype_is_floating(xd_dtype dtype);
-
-/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
-XD_API const char *xd_dtype_name(xd_dtype dtype);
-
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
-XD_API xd_dtype xd_dtype_from_name(const char *name);
 
 /* >>base/result */
 
@@ -196,6 +157,63 @@ XD_API const char *xd_result_text(xd_result result);
         const xd_result xdi_try_result = (expression);      \
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
+
+/* >>base/dtype */
+
+/* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
+ * the others can be stored, moved, loaded and saved. Order = ascending alignment rank of the safetensors format. */
+#define XD_DTYPES(X)               \
+    X(BOOL, 1, false, "BOOL")      \
+    X(U8, 1, false, "U8")          \
+    X(I8, 1, false, "I8")          \
+    X(F8_E5M2, 1, true, "F8_E5M2") \
+    X(F8_E4M3, 1, true, "F8_E4M3") \
+    X(I16, 2, false, "I16")        \
+    X(U16, 2, false, "U16")        \
+    X(F16, 2, true, "F16")         \
+    X(BF16, 2, true, "BF16")       \
+    X(I32, 4, false, "I32")        \
+    X(U32, 4, false, "U32")        \
+    X(F32, 4, true, "F32")         \
+    X(F64, 8, true, "F64")         \
+    X(I64, 8, false, "I64")        \
+    X(U64, 8, false, "U64")
+
+/* Tag of an element type; XD_DTYPES lists them. */
+typedef enum xd_dtype {
+    XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
+#define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
+    XD_DTYPES(XDI_DTYPE_ENUM)
+#undef XDI_DTYPE_ENUM
+        XD_DTYPE_COUNT
+} xd_dtype;
+
+/* Bytes of one element; 0 for XD_DTYPE_NONE and for values outside the enumeration. */
+XD_API size_t xd_dtype_size(xd_dtype dtype);
+
+/* True for F16 BF16 F32 F64 and the 8-bit floats. */
+XD_API bool xd_dtype_is_floating(xd_dtype dtype);
+
+/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
+XD_API const char *xd_dtype_name(xd_dtype dtype);
+
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
+XD_API xd_dtype xd_dtype_from_name(const char *name);
+
+/* >>base/half */
+
+/* Storage conversions. To a narrower type: round to nearest, ties to even; overflow gives infinity; NaN stays a quiet
+ * NaN with its sign; subnormals are kept. Integer arithmetic only, so the bits are the same on every machine. */
+XD_API uint16_t xd_bf16_from_f32(float value);
+XD_API float xd_f32_from_bf16(uint16_t bits);
+XD_API uint16_t xd_f16_from_f32(float value);
+XD_API float xd_f32_from_f16(uint16_t bits);
+
+/* Element `index` of an array of any arithmetic dtype, widened to double; exact except for I64 beyond 2^53. */
+XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index);
+
+/* Stores a double into element `index`: floats by way of f32 rounding once per narrowing, integers by truncation. */
+XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value);
 
 /* >>base/memory */
 
@@ -349,10 +367,17 @@ typedef struct xd_ctx_desc {
     void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
-/* Creates a context. desc is read during the call only; NULL -> all defaults.
- * Local. Errors: ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine lacks,
- * MEMORY (then there is no context to ask). */
-XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out);
+/* XD_VERSION of the implementation that is linked. Pure. */
+XD_API int xd_version(void);
+
+/* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc is read during the call only; NULL -> all
+ * defaults. The macro hands over the version of the declarations that the caller was compiled with.
+ *
+ * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
+ * of another major or minor version, ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine
+ * lacks, MEMORY. */
+#define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
 /* Frees the context. Destroy everything made from it first. NULL is fine. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);
@@ -375,6 +400,3145 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 /* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */
 #define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
 
+/* >>kernel/types */
+
+/* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
+
+/* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
+typedef struct xd_rows {
+    void *data;
+    xd_dtype dtype; /* XD_DTYPE_F32 or XD_DTYPE_BF16 for logits */
+    int64_t rows, cols;
+    int64_t stride; /* elements between rows; 0 -> cols */
+} xd_rows;
+
+/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
+ * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
+typedef struct xd_status {
+    int64_t label_out_of_range; /* rows */
+    int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
+    int64_t nothing_counted;    /* losses whose denominator was zero */
+    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
+    int64_t first_row;          /* row of the first finding, global where the operation knows it */
+    double first_value;         /* and its value */
+} xd_status;
+
+/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
+ * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
+
+/* How elements of several ranks become one. */
+typedef enum xd_reduce_op {
+    XD_SUM = 0,
+    XD_MAX, /* NaN in, NaN out */
+    XD_MIN, /* NaN in, NaN out */
+    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
+} xd_reduce_op;
+
+/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+ * rank owns [first, first + count). total 0 -> no leaves given.
+ *
+ * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
+ * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
+ * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
+ * that tree: its forest. */
+typedef struct xd_leaves {
+    int64_t first, count, total;
+} xd_leaves;
+
+/* The label of rows that do not count, where has_ignore_index does not say another. */
+#define XD_IGNORE_INDEX (-100)
+
+/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
+ * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+typedef struct xd_positions {
+    int64_t count;
+    const int64_t *labels; /* [count] or NULL */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const uint8_t *mask;  /* [count] or NULL */
+    const float *weights; /* [count] or NULL; finite, not negative */
+} xd_positions;
+
+/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
+ * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
+ * device; `inverse` is what kernels read. */
+typedef struct xd_denominator {
+    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
+    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
+    int64_t positions; /* how many positions counted */
+    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
+} xd_denominator;
+
+/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
+ * soft. */
+typedef struct xd_loss_values {
+    double loss, hard, soft;
+    int64_t counted; /* rows */
+} xd_loss_values;
+
+/* How far the student is from the teacher. */
+typedef enum xd_divergence {
+    XD_KL_FORWARD = 0, /* KL(teacher || student) */
+    XD_KL_REVERSE,     /* KL(student || teacher) */
+    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
+    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
+    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
+} xd_divergence;
+
+/* What becomes of the probability outside the k ids. */
+typedef enum xd_topk_mode {
+    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
+    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
+    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
+    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
+} xd_topk_mode;
+
+/* Order of a norm. */
+typedef enum xd_norm_type {
+    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
+    XD_NORM_L1,     /* sum of magnitudes */
+    XD_NORM_MAX     /* largest magnitude */
+} xd_norm_type;
+
+/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
+typedef enum xd_clip_form {
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
+    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+} xd_clip_form;
+
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
+ * every split. */
+#define XD_NORM_LIMBS 20
+
+/* What one rank adds to a norm. Finite elements only; the others are counted. */
+typedef struct xd_norm_sum {
+    double
+        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
+                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
+    double largest;               /* |x| */
+    int64_t not_finite;           /* infinities and NaNs */
+    int64_t nan;                  /* NaNs among them */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+} xd_norm_sum;
+
+/* Most dimensions of a tensor. */
+#define XD_DIMS_MAX 8
+
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
+ * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+typedef struct xd_copy {
+    int ndim;
+    int64_t src_offset, dst_offset; /* elements */
+    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
+} xd_copy;
+
+/* How every kernel is called. */
+typedef struct xd_launch {
+    xd_ctx *ctx;
+    void *stream; /* NULL on the CPU */
+    void *
+        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
+    size_t workspace_bytes;
+    xd_status *status; /* may be NULL */
+} xd_launch;
+
+/* >>kernel/cuda */
+
+/* Set-up of the CUDA unit: xdistill_cuda.cu, compiled by nvcc beside this header, has these functions. */
+#if !defined(XDISTILL_STATIC)
+
+/* A GPU that one context computes on. */
+typedef struct xd_cuda xd_cuda;
+
+/* Settings of a GPU. Zero is the default of every field. */
+typedef struct xd_cuda_desc {
+    xd_allocator
+        allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
+     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
+     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
+     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
+    bool cluster;
+    /* Matrix products, those of heads above all, by NVIDIA's cuBLASLt, which xd_cuda_create loads: its path or name; ""
+     * -> the name for the toolkit of the build (libcublasLt.so.13). It takes products whose sides are both F32 or both
+     * BF16, and where bf16 is asked for (xd_matmul_args, xd_head_loss_desc) any two: sides in F32 are rounded into memory
+     * of this context first, in pieces if need be. Sides without a stride of 1, empty products, what it has nothing for,
+     * and all in INVARIANT mode are the unit's own kernel's. Keeps 128 MiB of device memory. One build, library and kind
+     * of GPU give the same bits on every run; unlike the unit's, they depend on the whole shape, the strides and the
+     * addresses' alignment up to 16 bytes. Run a shape once before a graph captures it, since the library may load
+     * kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major version than the build's
+     * header, or there was no cublasLt.h at the build. Default: NULL, no library; no GPU has measured it. */
+    const char *cublas;
+} xd_cuda_desc;
+
+/* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
+ * every pointer to elements, statistics, results and findings is a device address from now on; descs and
+ * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
+ * would bring faster ones.
+ *
+ *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
+ *   desc   read during the call; NULL -> defaults
+ *
+ * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
+ * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
+ * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
+ * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
+ * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
+ * and selections allocate device memory in each call. The thread's current device is the same
+ * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
+ * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's own
+ * text, as when this build has no code for the GPU). */
+XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
+
+/* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
+ * first. NULL is fine. */
+XD_API void xd_cuda_destroy(xd_cuda *cuda);
+
+#endif
+
+
+/* Ranks and meshes. */
+/* >>comm/collective */
+
+/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the
+ * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
+ * it was made with.
+ *
+ * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
+ * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
+ * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
+ * message. After either the group goes on.
+ *
+ * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
+ * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
+ * with all groups that were split from the same world: every later call returns PEER at once with the
+ * culprit's name.
+ *
+ * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
+ * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * no other overlap.
+ *
+ * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
+ * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
+ * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
+ * only: UNSUPPORTED for other. */
+typedef struct xd_comm xd_comm;
+
+/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
+typedef enum xd_collective_kind {
+    XD_COLLECTIVE_BARRIER = 1,
+    XD_COLLECTIVE_BROADCAST,
+    XD_COLLECTIVE_ALL_REDUCE,
+    XD_COLLECTIVE_REDUCE_SCATTER,
+    XD_COLLECTIVE_ALL_GATHER,
+    XD_COLLECTIVE_ALL_TO_ALL,
+    XD_COLLECTIVE_GATHER,
+    XD_COLLECTIVE_SCATTER,
+    XD_COLLECTIVE_SEND, /* the last two concern two ranks only */
+    XD_COLLECTIVE_RECV,
+    XD_COLLECTIVE_AGREE,
+    XD_COLLECTIVE_SPLIT
+} xd_collective_kind;
+
+/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
+ * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
+typedef struct xd_collective {
+    xd_collective_kind kind;
+    const void *send;
+    void *recv;
+    int64_t count;              /* elements: BROADCAST, ALL_REDUCE, SEND, RECV */
+    const int64_t *send_counts; /* SCATTER, ALL_TO_ALL, REDUCE_SCATTER: elements for each rank */
+    const int64_t *send_displacements;
+    const int64_t *recv_counts; /* GATHER, ALL_GATHER, ALL_TO_ALL: elements from each rank */
+    const int64_t *recv_displacements;
+    xd_dtype dtype;
+    xd_reduce_op op;
+    int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
+     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    xd_leaves leaves;
+    void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
+    uint64_t sequence; /* filled in by the library: calls so far on this group */
+} xd_collective;
+
+/* What one handle has moved so far. */
+typedef struct xd_comm_counters {
+    uint64_t calls;      /* collectives completed */
+    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
+    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
+} xd_comm_counters;
+
+/* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
+XD_API int xd_comm_rank(const xd_comm *comm);
+XD_API int xd_comm_size(const xd_comm *comm);
+XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
+XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm);
+XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
+
+/* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
+XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
+
+/* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
+ * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
+XD_API void xd_comm_destroy(xd_comm *comm);
+
+/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
+ * error does it for you. */
+XD_API void xd_comm_abort(xd_comm *comm);
+
+/* Returns on every rank after every rank has called. */
+XD_API xd_result xd_barrier(xd_comm *comm);
+/* Copies root's data into every rank's data; [count] elements. */
+XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);
+/* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
+XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
+                               xd_reduce_op op);
+/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                                   xd_dtype dtype, xd_reduce_op op);
+/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                               xd_dtype dtype);
+/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
+XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
+                               const int64_t *recv_counts, xd_dtype dtype);
+/* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                           int root);
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                            xd_dtype dtype, int root);
+/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
+ * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
+ * `from` is itself wrong there is nobody to tell. */
+XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
+XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
+
+/* The general form: explicit displacements, leaves, stream. */
+XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
+
+/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
+ * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
+XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
+
+/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+ * = NULL. */
+XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
+
+/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
+ * an error, or returns while others wait for it, makes their calls return PEER. */
+typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
+
+/* Runs `ranks` threads of this process as one world and waits for all of them.
+ *
+ *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
+ *           thread-safe.
+ *   error   when not NULL: the error behind the result, the culprit's own where one is known
+ *
+ * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
+ * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
+                                xd_error *error);
+
+/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
+ * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+ * local; joining is collective and waits at most init_timeout_seconds. */
+typedef struct xd_thread_world xd_thread_world;
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
+XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
+XD_API void xd_thread_world_destroy(xd_thread_world *world);
+
+/* >>comm/leaves */
+
+/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
+ * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the
+ * number of leaves a rank has. Belongs to its context. */
+typedef struct xd_leaf_stack xd_leaf_stack;
+
+/* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2
+ * log2(count) + 1 leaves; one when count is 1. Local. Errors: ARGUMENT (a range outside [0, total)),
+ * MEMORY. */
+XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
+
+/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are
+ * there. */
+XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
+
+/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every
+ * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
+XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
+
+/* Forgets all leaves: the next step begins. NULL is fine. */
+XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
+
+/* Frees the stack. NULL is fine. */
+XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
+
+/* >>comm/topology */
+
+/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
+ * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
+ * group a mesh is made over.
+ *
+ * Row-major: the last axis varies fastest. The rank at coordinate c is
+ *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
+
+#define XD_MESH_AXES_MAX 8
+#define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
+
+/* One named axis of a mesh. */
+typedef struct xd_axis {
+    const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
+    int size;         /* -1 on at most one axis -> what the other axes leave of the world */
+} xd_axis;
+
+/* A value; copies share `ranks`, which the owner of the topology keeps alive. */
+typedef struct xd_topology {
+    int axis_count; /* 0 -> no mesh at all (see xd_topology_from_config) */
+    int size[XD_MESH_AXES_MAX];
+    char name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX]; /* "" -> no name */
+    int rank_count;                                /* product of the sizes */
+    const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
+} xd_topology;
+
+/* Axes over a world of world_size ranks.
+ *
+ *   axes    axis_count of them, slowest first
+ *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
+ *
+ * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
+ * sizes do not multiply to the number of ranks, or do not divide it for -1). */
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
+                                    int rank_count, int world_size, xd_topology *out);
+
+/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
+ * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
+ * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
+ * Errors: ARGUMENT, TOPOLOGY as above. */
+XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
+                                        int world_size, xd_topology *out);
+
+/* What happens over the data axis in the configuration form. */
+typedef enum xd_data_parallel {
+    XD_DATA_PARALLEL_NONE = 0,
+    XD_DATA_PARALLEL_DDP,
+    XD_DATA_PARALLEL_FSDP2
+} xd_data_parallel;
+
+/* The configuration form: axes (dp, tp, domain), domain fastest. */
+typedef struct xd_parallelism {
+    xd_data_parallel data; /* what happens over dp */
+    int tensor;            /* 0 -> 1 */
+    int domain;            /* 0 -> 1 */
+    bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
+} xd_parallelism;
+
+/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
+ * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+ * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
+ * `replicas`). */
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
+                                         xd_topology *out);
+
+/* The two grids of a mixture-of-experts run over one world. */
+typedef struct xd_expert_desc {
+    int world_size;
+    int tp, cp, ep, pp;      /* 0 -> 1 */
+    int expert_tp;           /* 0 -> tp */
+    int optimizer_instances; /* 0 -> 1; must divide dp * cp */
+    int virtual_pipeline;    /* 0 -> none; needs pp > 1 */
+    const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
+} xd_expert_desc;
+
+/* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
+ * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
+ * of the two grids differ). */
+XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
+                                     xd_topology *expert);
+
+/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+ * TOPOLOGY. */
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
+                                       const xd_axis *parts, int part_count, xd_topology *out);
+
+/* Index of the axis of that name; -1 when there is none. */
+XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
+
+/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
+ * not matter. Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                  unsigned *mask);
+
+/* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
+XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
+XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
+
+/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
+ * row-major order.
+ *
+ *   ranks        [rank_count]: group after group
+ *   group_size   ranks in each group
+ *
+ * Errors: as xd_topology_axes. */
+XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
+                                    int *group_size);
+
+/* As above with the axes as bits. Returns the group size. */
+XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks);
+
+/* Same axes, names and rank list. */
+XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b);
+
+/* 64-bit FNV-1a, continued from seed (0 starts), and the hash of a topology that ranks compare. */
+XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
+XD_API uint64_t xd_topology_hash(const xd_topology *topology);
+
+/* >>comm/mesh */
+
+/* Named axes over the ranks of a world, with a communicator for every axis and set of axes that is asked for.
+ *
+ * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a
+ * partition of the ranks that was once made into groups is never made twice. A mesh refers to its world,
+ * which must outlive it; meshes may be destroyed in any order. */
+typedef struct xd_mesh xd_mesh;
+
+/* What to build a mesh from. Read during the call only. */
+typedef struct xd_mesh_desc {
+    xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
+    const int *ranks; /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
+    int rank_count;
+    int world_size;              /* what the sizes must multiply to; 0 -> no such check */
+    const xd_topology *topology; /* instead of axes and ranks; NULL -> use those */
+    xd_mesh *share; /* another mesh over the same world, whose communicators are used too; may be NULL */
+} xd_mesh_desc;
+
+/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job
+ * or not.
+ *
+ * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single
+ * axes made, axes left to right. The mesh that spans the world in order uses the world's communicator, an
+ * axis of size 1 needs none of its own.
+ * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of
+ * another world), MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on
+ * failure. */
+XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
+
+/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table goes. */
+XD_API void xd_mesh_destroy(xd_mesh *mesh);
+
+/* Local facts. A derived mesh's topology lists its own axes and ranks. */
+XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh);
+XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
+XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
+
+/* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
+XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
+
+/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not
+ * matter, the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
+ * axis of a one-axis mesh.
+ *
+ * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the
+ * groups and is collective over all members of the root mesh; later calls, and calls for one axis, are local.
+ * The mesh owns the communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
+XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
+
+/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are
+ * resolved even when `mesh` is itself a slice. Flattened names may be used. Local.
+ * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member),
+ * MEMORY. */
+XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
+
+/* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and
+ * groups later. name NULL -> the names joined with '_'. The same name again must mean the same axes; the name
+ * of a root axis only itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH,
+ * MEMORY. */
+XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
+
+/* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
+ * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
+                                   xd_mesh **out);
+
+/* Puts slices of one root together, in ascending order of the root's axes. Local.
+ * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
+XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
+
+/* Compares a hash over the group. Collective. `what` names the thing in the message.
+ * Errors: MISMATCH on every rank, naming those that differ from rank 0. */
+XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
+
+
+/* Tensors. */
+/* >>tensor/region */
+
+/* The indices begin <= i < end. */
+typedef struct xd_interval {
+    int64_t begin, end;
+} xd_interval;
+
+/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
+ * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
+ * that the common part of two of them always fits. */
+#define XD_LAYOUT_INTERVALS_MAX 16
+#define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
+
+/* A product of interval lists, one for each dimension. */
+typedef struct xd_region {
+    int ndim;
+    int count[XD_DIMS_MAX];
+    xd_interval interval[XD_DIMS_MAX][XD_REGION_INTERVALS_MAX];
+} xd_region;
+
+/* >>tensor/layout */
+
+/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
+ * asked for without communication. */
+
+/* What one mesh axis does with a tensor. */
+typedef enum xd_placement_kind {
+    XD_REPLICATE = 0, /* every rank of the axis holds the same */
+    XD_SHARD,         /* the ranks of the axis split a dimension */
+    XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
+} xd_placement_kind;
+
+/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
+ * pieces by xd_chunk unless one of the other forms is chosen. */
+typedef struct xd_placement {
+    xd_placement_kind kind;
+    int dim;                      /* SHARD: tensor dimension; negative counts from the end */
+    xd_reduce_op op;              /* PARTIAL */
+    const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
+    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
+    const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
+    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+} xd_placement;
+
+/* What to build a layout from. Read during the call only. */
+typedef struct xd_layout_desc {
+    int ndim;                                 /* 0 is a scalar */
+    int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
+    const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
+    xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
+    /* Mesh axes in the order in which they split; all zero -> left to right. FSDP over TP: TP first. */
+    int order[XD_MESH_AXES_MAX];
+} xd_layout_desc;
+
+typedef struct xd_layout xd_layout; /* immutable */
+
+/* A layout. desc and all it points to are copied.
+ *
+ * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
+ * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
+ * than 2^62 elements), UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals),
+ * MEMORY. */
+XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
+XD_API void xd_layout_destroy(xd_layout *layout);
+
+/* The desc with defaults filled in and pointers to the layout's own copies. */
+XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
+
+/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an
+ * empty region, never an error. */
+XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
+
+/* Elements of the whole tensor. */
+XD_API int64_t xd_layout_numel(const xd_layout *layout);
+
+/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: MEMORY. */
+XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
+XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
+
+/* Of everything that decides where an element lies; what ranks compare. */
+XD_API uint64_t xd_layout_hash(const xd_layout *layout);
+
+/* >>tensor/tensor */
+
+/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
+ * elements are: those of xd_layout_region, ascending in every dimension. */
+typedef struct xd_tensor {
+    void *data; /* may be NULL when the part is empty */
+    xd_dtype dtype;
+    int device; /* 0 is the CPU */
+    int ndim;
+    int64_t shape[XD_DIMS_MAX];  /* local */
+    int64_t stride[XD_DIMS_MAX]; /* elements */
+    const xd_layout *layout;     /* must outlive the view */
+} xd_tensor;
+
+/* A dense view of the part that `rank` holds; a rank outside the mesh gets data NULL and extents 0. Local. */
+XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
+
+/* Elements of the local part; 0 for a rank outside the mesh, also of a scalar. */
+XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
+
+/* Bytes a dense part of that many elements takes on `rank`. */
+XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
+
+/* >>tensor/redistribute */
+
+/* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
+ *
+ * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
+ * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
+ * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
+ * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
+ * gather. */
+
+/* What to build a plan from. Read during the call only. */
+typedef struct xd_redistribution_desc {
+    const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
+    xd_dtype dtype;
+    int ranks;               /* of the world */
+    int rank;                /* whose part of the plan this is */
+    const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
+    const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
+} xd_redistribution_desc;
+
+/* A redistribution worked out for one rank: immutable, reusable. */
+typedef struct xd_redistribution xd_redistribution;
+
+/* Local and pure: every rank's plan can be made anywhere.
+ * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
+ * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
+ * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
+XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
+                                          xd_redistribution **out);
+XD_API void xd_redistribution_destroy(xd_redistribution *plan);
+
+/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
+ * gaps. */
+typedef struct xd_redistribution_step {
+    const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
+    const int64_t *recv_counts, *recv_displacements;
+    int64_t send_count, recv_count; /* their sums */
+    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
+    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
+    bool reduces;          /* partial pieces are combined on arrival */
+} xd_redistribution_step;
+
+/* How many steps the plan has, and step `index` of them. Local. */
+XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
+/* Step `index` of the plan. Local. */
+XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
+
+/* Payload bytes this rank sends to others, over all steps: what the transport will count. */
+XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan);
+
+/* Extents of the destination on this rank: those of `to`, or of its part of the window. */
+XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape);
+
+/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_redistribution_create gave (plan is then
+ * NULL). Collective. Errors: PEER, MISMATCH. */
+XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
+
+/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
+ * the plan's own buffers are in memory of the context's device.
+ * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
+ * undefined only where the error came after data had moved. */
+XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
+                                           void *destination);
+
+/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
+ * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
+ * elements; a step that reduces uses recv as scratch. */
+XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
+                                        void *send);
+XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
+                                          void *recv, void *destination);
+
+/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
+ * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
+ * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
+XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
+
+/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL
+ * outside the mesh). Partial values are reduced. Collective over the world. */
+XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
+
+/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
+ * world.
+ *
+ *   out   on root: product of (end - begin) elements; NULL elsewhere
+ *
+ * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
+ * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * range outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
+                                  const int64_t *end, int root, void *out);
+
+
+/* Losses. */
+/* >>loss/vocab */
+
+/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
+ * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
+ * padding of the projection: they take no part, and their gradient is zero. */
+typedef struct xd_vocab xd_vocab;
+
+/* Agrees on the columns [begin, end) of every rank.
+ *
+ *   tp     the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
+ *   begin, end   global columns of this rank; begin == end is legal
+ *   size   true columns over all ranks
+ *
+ * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
+ * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
+ * xd_vocab_destroy. */
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+                                 xd_vocab **out);
+
+/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
+XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
+
+/* Frees the object; local. NULL is fine. */
+XD_API void xd_vocab_destroy(xd_vocab *vocab);
+
+/* What was agreed, as this rank sees it. */
+typedef struct xd_vocab_info {
+    xd_comm *tp; /* NULL on one rank */
+    int rank, ranks;
+    int64_t begin, end; /* of this rank */
+    int64_t size;
+    const int64_t *offsets;        /* [ranks + 1] */
+    const int64_t *device_offsets; /* the same in memory of the context's device */
+} xd_vocab_info;
+
+/* The agreed cut; the pointers live as long as the object. Local. */
+XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
+
+/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
+ * status is on the host. Local. */
+XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
+
+/* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
+
+/* >>loss/common */
+
+/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
+ * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
+typedef struct xd_loss_common {
+    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
+    bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
+    const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
+    const float *row_weight; /* [T]; NULL -> 1 */
+    const double *scale;     /* one value that multiplies loss and gradient; NULL -> 1 */
+    const xd_denominator *denominator; /* D of the whole step; NULL -> denominator_value */
+    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
+    xd_comm *comm; /* data and sequence axes: results are summed over them; NULL -> this rank's rows only */
+    xd_rows gradient;  /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
+    float *row_loss;   /* [T] without row_weight, scale and D; 0 where not counted; or NULL */
+    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_loss_common;
+
+/* >>loss/denominator */
+
+/* Counts positions over all micro-batches of a step and all ranks of the data and sequence axes.
+ *
+ *   comm    those axes as one group; NULL -> this rank alone. Never the vocabulary axis: it holds copies.
+ *   batches [batch_count] the micro-batches of this rank; the count may differ between ranks and be 0
+ *
+ *   out     in memory of the tensors' device
+ *
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
+ * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
+ * not finite or too large; on a GPU the latter are seen in out->refused, and the losses find nothing counted. */
+XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
+                                      int64_t batch_count, xd_denominator *out);
+
+/* >>loss/shift */
+
+/* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
+ * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
+ * 2n-1-r). */
+typedef struct xd_shift_desc {
+    int64_t sequences;        /* B */
+    int64_t length;           /* positions of a whole sequence */
+    const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
+    int64_t held;
+    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;  /* label of positions without one */
+    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
+} xd_shift_desc;
+
+/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
+ * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
+ * two ranks or none hold, with its number), MEMORY. */
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
+
+/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
+ * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions);
+
+/* >>loss/loss */
+
+/* Who shares the smoothed probability. */
+typedef enum xd_smoothing {
+    XD_SMOOTHING_TORCH = 0, /* epsilon / V to every class, the target included */
+    XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1) to every other class */
+} xd_smoothing;
+
+/* Whether the divergence is multiplied by tau^2, which keeps its gradient's size as the temperature grows. */
+typedef enum xd_temperature_factor {
+    XD_TEMPERATURE_FACTOR_DEFAULT = 0, /* SQUARED for forward and reverse KL, ONE for the others */
+    XD_TEMPERATURE_FACTOR_SQUARED,
+    XD_TEMPERATURE_FACTOR_ONE
+} xd_temperature_factor;
+
+/* Cross entropy against labels (hard), a divergence from a teacher (soft), or both with one gradient write:
+ *
+ *   loss = scale / D * sum over counted rows of
+ *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
+ *
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
+ * without columns still gives non-NULL data for the rows it is part of. */
+typedef struct xd_loss_desc {
+    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab;    /* required */
+    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    double soft_weight;       /* of the divergence */
+    double temperature;       /* of the soft loss; 0 -> 1 */
+    xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
+    double
+        beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse (GKD) */
+    xd_temperature_factor temperature_factor;
+    double label_smoothing; /* epsilon in [0, 1] */
+    xd_smoothing smoothing;
+    xd_loss_common common; /* labels NULL -> soft loss only */
+} xd_loss_desc;
+
+/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+ * Local. */
+XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
+
+/* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
+ *
+ * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
+ * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
+ * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
+ * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * vocabulary and positions.
+ * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
+ * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
+ * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
+ * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
+ * call returns DATA on every rank; the gradient is then written all the same.
+ *
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
+ * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
+
+/* >>loss/head */
+
+/* The last layer of a model: logits = hidden weight^T + bias. */
+typedef struct xd_head {
+    xd_rows hidden;    /* [T, H], f32 or bf16 */
+    xd_rows weight;    /* [V/tp, H], f32 or bf16: the rows of this rank's columns of the vocabulary */
+    const float *bias; /* [V/tp]; NULL -> none */
+} xd_head;
+
+/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
+ * time, so memory does not grow with T times V. */
+typedef struct xd_head_loss_desc {
+    /* All of xd_loss_desc but student, gradient and workspace, which stay zero. The teacher may be logits
+     * here, or the head below, or neither. row counts are those of student.hidden. */
+    xd_loss_desc loss;
+    xd_head student; /* required */
+    xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
+    xd_rows
+        hidden_gradient; /* d loss / d student.hidden, [T, H], f32 or bf16, overwritten; data NULL -> none */
+    float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
+    float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
+    int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
+    bool bf16;       /* multiply in bf16 where the backend does that faster: both sides are rounded first */
+    void *workspace; /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_head_loss_desc;
+
+/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
+enum { XD_HEAD_TILE = 64 };
+
+/* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
+ * for a desc that is not valid. Local. */
+XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
+
+/* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
+ * hidden_gradient is whole on every rank of the vocabulary's group.
+ *
+ * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
+ * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
+ * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
+ * for chunk_rows that is not a multiple of 256, MEMORY. */
+XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
+
+/* >>loss/topk */
+
+/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
+ * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
+ * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
+ * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+                               int64_t *ids);
+
+/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
+ * (J).
+ *
+ *   mask        [T] 0 -> the position has no say; NULL -> all have
+ *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
+ *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                       float *importance);
+
+/* What the teacher shipped for each id. */
+typedef enum xd_topk_values {
+    XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
+    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
+} xd_topk_values;
+
+/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
+ * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
+ * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+typedef struct xd_topk_desc {
+    xd_rows student;       /* required */
+    const xd_vocab *vocab; /* required */
+    int64_t k;             /* required, 1 <= k <= V */
+    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    const float *values;   /* [T, k]; NULL -> teacher */
+    xd_topk_values values_kind;
+    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
+    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
+    xd_rows teacher;
+    xd_topk_mode mode;
+    xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
+    double beta;                              /* JSD, MIXED; 0 is the forward KL */
+    double temperature;                       /* 0 -> 1 */
+    xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
+    float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
+    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
+} xd_topk_desc;
+
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
+
+/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
+ * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
+ * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
+ * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
+XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
+
+/* >>loss/mft */
+
+/* Minimal fine-tuning (NVIDIA Model-Optimizer, MFTLoss): the forward KL from a teacher that is corrected just
+ * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
+ * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
+typedef struct xd_mft_desc {
+    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, soft_weight,
+     * temperature and temperature_factor count (tau^2 by default); labels also say which rows count. */
+    xd_loss_desc loss;
+    double threshold; /* in [0, 1] */
+    /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
+     * rows that do not count; data NULL -> none. */
+    xd_rows terms;
+} xd_mft_desc;
+
+/* A desc with the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
+XD_API xd_mft_desc xd_mft_defaults(void);
+
+/* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
+ * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
+ * over comm. */
+XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
+
+/* soft_weight times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
+ * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
+ * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
+ * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
+ * the same bits on every CPU and GPU, too. */
+XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
+
+/* >>loss/softmax */
+
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
+ * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
+ * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
+ * memory. -infinity is a legal logit of probability
+ * zero; NaN and +infinity spread to the row's results.
+ * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
+
+/* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
+ * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
+XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                              double *log_sum_exp, int64_t *argmax);
+
+/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
+ * columns of out are left alone. */
+XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                xd_rows out);
+
+/* The vector-Jacobian product of xd_log_softmax: gradient = (weight - softmax * sum_v weight) / temperature,
+ * the sum over the whole vocabulary. weight and gradient are [T, V/tp]; gradient may be weight or logits. */
+XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                         double temperature, xd_rows weight, xd_rows gradient);
+
+/* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
+ * NaN. */
+XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                     const int64_t *ids, double *log_probs);
+
+/* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
+ * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
+XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                              double temperature, const int64_t *ids, const float *weight,
+                                              xd_rows gradient);
+
+/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
+ * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
+                                   int64_t n, int64_t ids_stride, double *values);
+
+/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
+ * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
+ * collective over comm. */
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                             const xd_positions *positions, xd_comm *comm, double *out);
+
+/* >>loss/estimator */
+
+/* Estimators of KL(student || reference) from the log-probabilities of sampled tokens alone, with rho =
+ * reference - student (Schulman, "Approximating KL divergence", 2020). */
+typedef enum xd_kl_estimator {
+    XD_KL_K1 = 0, /* -rho: unbiased, may be negative */
+    XD_KL_K2,     /* rho^2 / 2: biased, never negative */
+    XD_KL_K3      /* e^rho - 1 - rho: unbiased, never negative */
+} xd_kl_estimator;
+
+/* Inputs and outputs of xd_kl_estimate, each [count]. */
+typedef struct xd_kl_estimate_desc {
+    const float *logprobs;  /* of the student, for the tokens that were sampled */
+    const float *reference; /* of the reference, for the same tokens */
+    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
+    int64_t count;
+    xd_kl_estimator kind;
+    double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
+    double
+        output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
+                            the two differ most */
+    float *values;    /* the estimates, without weight; or NULL */
+    float *gradient;  /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+} xd_kl_estimate_desc;
+
+/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
+ * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
+ * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+ * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
+ * (values and gradient are then written, 0 for such tokens). */
+XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
+
+
+/* Tokenizers and alignment. */
+/* >>base/text */
+
+/* Bytes; not terminated. */
+typedef struct xd_text {
+    const char *data;
+    int64_t size;
+} xd_text;
+
+/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
+ * same role at the same place. */
+typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
+
+/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
+ * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+typedef struct xd_token_span {
+    int64_t begin, end;
+} xd_token_span;
+
+#ifndef XD_NO_TOKENIZERS
+/* >>text/tokenizer */
+
+/* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
+ * rank files (tiktoken), SentencePiece models and Tekken. Ids and cuts are those of the package that owns the
+ * form.
+ *
+ *     xd_tokenizer *tokenizer = NULL;
+ *     xd_encoder *encoder = NULL;
+ *     xd_encoding e;
+ *     XD_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
+ *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+ *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
+ *
+ * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
+
+/* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
+typedef struct xd_tokenizer xd_tokenizer;
+
+/* What one thread needs to encode: buffers, and a cache of words it has seen. */
+typedef struct xd_encoder xd_encoder;
+
+/* The rules that a rank file lacks: split pattern, normalisation and special tokens of a model family. */
+typedef enum xd_tokenizer_preset {
+    XD_TOKENIZER_PRESET_NONE = 0,
+    XD_TOKENIZER_PRESET_GPT2, /* and r50k, p50k */
+    XD_TOKENIZER_PRESET_CL100K,
+    XD_TOKENIZER_PRESET_O200K,
+    XD_TOKENIZER_PRESET_LLAMA3,
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
+    XD_TOKENIZER_PRESET_QWEN
+} xd_tokenizer_preset;
+
+/* A special token given by the caller. */
+typedef struct xd_tokenizer_special {
+    const char *content; /* UTF-8, not empty */
+    int32_t id;
+} xd_tokenizer_special;
+
+/* How to load a tokenizer. Zero is the default of every field. */
+typedef struct xd_tokenizer_desc {
+    xd_tokenizer_preset preset;           /* of a rank file; other forms carry their rules: must be NONE */
+    const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
+    const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
+    int64_t special_count;
+    size_t max_bytes;      /* of the file; 0 -> 256 MiB */
+    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
+                            * text, in place of all that the file says. Both NULL -> what the file says */
+} xd_tokenizer_desc;
+
+/* Loads a file; its form is told from its content.
+ *
+ *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
+ *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
+ *                   "single"), BertProcessing, RobertaProcessing, ByteLevel, Sequence
+ *   rank file       one "base64 rank" a line; needs a preset or a pattern
+ *   .model          SentencePiece BPE with the identity normaliser
+ *   Tekken JSON
+ *
+ * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
+ *
+ * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
+ * its largest id, which is at most 2,097,151 (about 100 MB).
+ * Errors: IO; MEMORY; FORMAT for what breaks its form, with its place; UNSUPPORTED for what is well formed
+ * but is not done here, by name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
+ * fit. */
+XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
+                                   xd_tokenizer **out);
+
+/* The same over bytes in memory, which are not needed after the call. */
+XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
+
+/* Frees a tokenizer; its encoders must be gone. NULL is fine. */
+XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
+
+/* What a tokenizer is. */
+typedef struct xd_tokenizer_info {
+    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
+    int32_t tokens;   /* ids in use; the others are gaps */
+    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
+                       * around it; names caches and projections */
+    bool byte_level;  /* any bytes survive encoding and decoding */
+    bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
+    int32_t unknown;  /* id for what has no token; -1 when there is none */
+    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
+                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
+                       * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
+                       * none, <|endoftext|> */
+} xd_tokenizer_info;
+
+/* Local. */
+XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *tokenizer);
+
+/* What an id stands for. */
+typedef enum xd_token_kind {
+    XD_TOKEN_KIND_NONE = 0, /* a gap: no such id */
+    XD_TOKEN_KIND_NORMAL,   /* bytes of text */
+    XD_TOKEN_KIND_BYTE,     /* one byte, written only where no other token fits */
+    XD_TOKEN_KIND_ADDED,    /* matched in the text before everything else */
+    XD_TOKEN_KIND_SPECIAL,  /* the same, but only when xd_encode_desc.parse_special is set */
+    XD_TOKEN_KIND_UNKNOWN   /* stands for text without a token; has no bytes */
+} xd_token_kind;
+
+/* One entry of the vocabulary; the pointer lives as long as the tokenizer. */
+typedef struct xd_token {
+    xd_token_kind kind;
+    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL one. Not NUL-terminated */
+    size_t length;        /* 0 when it has none */
+} xd_token;
+
+/* The entry of an id; kind NONE for ids out of range. O(1). */
+XD_API xd_token xd_tokenizer_token(const xd_tokenizer *tokenizer, int32_t id);
+
+/* The NORMAL or BYTE token of exactly these raw bytes, NORMAL first; -1 when there is none. O(length). */
+XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *bytes, size_t length);
+
+/* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
+XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
+
+/* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
+ *
+ *   skip_special   leave SPECIAL tokens out instead of spelling their names
+ *   out            room for `capacity` bytes; NULL with 0 to ask for the length
+ *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
+ *
+ * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
+                                     int64_t count, bool skip_special, char *out, size_t capacity,
+                                     size_t *length);
+
+/* ---- encoding ---- */
+
+/* An encoder for one thread; ctx is that thread's. The tokenizer must outlive it. Local. Errors: MEMORY. */
+XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out);
+
+/* Frees an encoder. NULL is fine. */
+XD_API void xd_encoder_destroy(xd_encoder *encoder);
+
+/* How to encode. Zero is the default of every field. */
+typedef struct xd_encode_desc {
+    bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
+    bool skip_spans;    /* the encoding then has no spans */
+    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
+                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
+} xd_encode_desc;
+
+/* A text's tokens. The arrays belong to the encoder until its next call. */
+typedef struct xd_encoding {
+    int64_t count;
+    const int32_t *ids;         /* [count] */
+    const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+    const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
+} xd_encoding;
+
+/* Encodes a text.
+ *
+ *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
+ *   desc   NULL -> defaults
+ *
+ * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
+ * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
+ * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
+ * Decoding with skip_special drops them, when the file calls them special.
+ *
+ * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
+ * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
+ * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
+ * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
+ *
+ * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
+ * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
+ * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
+ * too many steps; MEMORY. */
+XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
+                           xd_encoding *out);
+
+#endif
+/* >>align/align */
+
+/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
+ * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+
+enum {
+    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
+    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+};
+
+/* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
+ * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+typedef struct xd_aligned_chunk {
+    int32_t student_begin, student_end;
+    int32_t teacher_begin, teacher_end;
+    uint32_t flags;
+} xd_aligned_chunk;
+
+/* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
+ * xd_alignment_destroy. */
+typedef struct xd_alignment {
+    xd_aligned_chunk *chunks;
+    int64_t count;
+} xd_alignment;
+
+/* One side of a sequence for xd_align_bytes. */
+typedef struct xd_align_side {
+    const xd_token_span *spans; /* [count] begins do not decrease, ends do not decrease */
+    const uint8_t *roles;       /* [count] xd_token_role, or NULL */
+    const uint8_t *mask;      /* [count] 0: padding, or a prompt that is not trained on; NULL -> all count */
+    const int32_t *documents; /* [count] not decreasing; packed documents never share a chunk. NULL -> one */
+    int64_t count;
+} xd_align_side;
+
+/* What did not align. */
+typedef struct xd_align_report {
+    int64_t chunks, exact;
+    int64_t one_sided;   /* chunks with an empty side */
+    int64_t masked;      /* chunks that do not count because of a mask */
+    int64_t total_bytes; /* of the text covered by the student's tokens */
+    int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
+} xd_align_report;
+
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
+ * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no rules of their own.
+ *
+ *   report  may be NULL
+ *
+ * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
+ * that go backwards, documents that go backwards; MEMORY. */
+XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out, xd_align_report *report);
+
+/* One pair of sequences of a batch, and where its chunks go. */
+typedef struct xd_align_job {
+    xd_align_side student, teacher;
+    xd_alignment out;
+    xd_align_report report;
+} xd_align_job;
+
+/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
+ * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
+ * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
+
+/* Which side of a chunk. */
+typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
+
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
+ * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
+ * too. [count] each. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
+                         uint8_t *exact, int64_t count);
+
+/* Frees the chunks; an empty alignment is fine. */
+XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
+
+/* >>align/projection */
+
+/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
+ * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
+ * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
+ * votes, never [V_s, V_t]. All calls are local. */
+
+/* ---- votes ---- */
+
+/* A sparse sum of votes over (student id, teacher id). */
+typedef struct xd_votes xd_votes;
+
+/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
+XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
+XD_API void xd_votes_destroy(xd_votes *votes);
+
+/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
+XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
+
+/* A token of one vocabulary, and its text in the tokens of the other. */
+typedef struct xd_pieces {
+    xd_text text; /* "<|...|>" is a special token: it casts no votes here */
+    const int64_t *ids;
+    int64_t count;
+} xd_pieces;
+
+/* A pass over all tokens of one vocabulary. */
+typedef struct xd_votes_pass {
+    const xd_pieces *tokens; /* [count], by id */
+    int64_t count;
+    bool reverse;        /* the tokens are the teacher's and the pieces the student's */
+    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
+    const int64_t *skip; /* [skip_count] tokens that cast no vote */
+    int64_t skip_count;
+    const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
+    int64_t foreign_skip_count;
+} xd_votes_pass;
+
+/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
+ * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
+ * failure stay. */
+XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
+
+/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
+XD_API void xd_piece_weights(int64_t count, double *weights);
+
+/* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
+ * ratio of the strings, J the Jaccard index of their words longer than two letters. */
+typedef struct xd_special_desc {
+    const xd_text *student, *teacher; /* vocabulary strings, by id */
+    int64_t student_count, teacher_count;
+    double threshold;  /* least similarity of a pair */
+    int64_t max_pairs; /* best pairs a student token keeps */
+} xd_special_desc;
+
+/* One pair of similar special tokens. */
+typedef struct xd_special_pair {
+    int64_t student_id, teacher_id;
+    double similarity;
+} xd_special_pair;
+
+/* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
+XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
+                                  int64_t *count);
+
+/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
+XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
+
+/* One cell of the votes. */
+typedef struct xd_vote {
+    int32_t student_id, teacher_id;
+    double weight;
+} xd_vote;
+
+/* All cells, by student id, then teacher id; valid until the next call on votes. */
+XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count);
+
+/* ---- rows ---- */
+
+/* The k best teacher ids of every student id, as the reference's files hold them. ids and weights are one
+ * block from the context's allocator; free with xd_projection_rows_destroy. */
+typedef struct xd_projection_rows {
+    int32_t *ids;   /* [rows, k]; -1: no entry */
+    float *weights; /* [rows, k] */
+    int64_t rows, k;
+} xd_projection_rows;
+
+/* Settings of xd_projection_rows_from_votes. */
+typedef struct xd_projection_rows_desc {
+    int64_t k; /* entries of a row, at least 1 */
+    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
+     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
+    bool compat;
+    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
+} xd_projection_rows_desc;
+
+/* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
+ * without compat, MEMORY. */
+XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
+                                               xd_projection_rows *out);
+
+/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
+ * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
+ * student strings than rows; MEMORY. */
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
+                                                int64_t student_count, const xd_text *teacher,
+                                                int64_t teacher_count);
+
+/* Settings of xd_projection_rows_cut. */
+typedef struct xd_projection_cut_desc {
+    int64_t k; /* entries of a row, at least 1 */
+    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
+     * in rows with free slots it also takes part in the sorting, and so appears twice. */
+    bool preserve_last;
+    bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
+} xd_projection_cut_desc;
+
+/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
+ * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
+XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
+                                        const xd_projection_cut_desc *desc, xd_projection_rows *out);
+
+/* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
+ * largest, normalised, the best k; entries below threshold lose their id but keep their weight
+ * (minimal_projection_generator.py).
+ *
+ *   similarities  [rows, columns]
+ */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
+                                                      int64_t columns, int64_t k, double threshold,
+                                                      xd_projection_rows *out);
+
+/* The same with the cosine similarities of two sets of embeddings, a row at a time.
+ *
+ *   student  [student_count, width]
+ *   teacher  [teacher_count, width]
+ */
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
+                                                    const float *teacher, int64_t teacher_count,
+                                                    int64_t width, int64_t k, double threshold,
+                                                    xd_projection_rows *out);
+
+/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
+ * reference's one-sided Sinkhorn step: repeating it changes nothing. */
+XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
+
+/* Frees the rows; empty ones are fine. */
+XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
+
+/* ---- the matrix that losses use ---- */
+
+/* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
+typedef struct xd_projection {
+    int64_t student_size, teacher_size, entries;
+    const int64_t *row_begin;    /* [student_size + 1] */
+    const int32_t *teacher_id;   /* [entries] ascending within a row */
+    const float *weight;         /* [entries] */
+    const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
+    const int32_t *student_id;   /* [entries] ascending within a column */
+    const float *column_weight;  /* [entries] */
+} xd_projection;
+
+/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
+ * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
+ * or not finite, MEMORY. */
+XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
+                                         int64_t teacher_size, xd_projection *out);
+
+/* From a list of cells in any order; equal ones are added up. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
+                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+
+/* Frees the matrix; an empty one is fine. */
+XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
+
+/* ---- the exact map of gold losses ---- */
+
+/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
+ * xd_exact_map_destroy. */
+typedef struct xd_exact_map {
+    int32_t *student, *teacher; /* [pairs] by student id */
+    int32_t *student_rest;      /* [student_rest_count] ascending */
+    int32_t *teacher_rest;      /* [teacher_rest_count] ascending */
+    int64_t pairs, student_rest_count, teacher_rest_count;
+} xd_exact_map;
+
+/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
+ * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
+ * ARGUMENT for fewer than two columns when strict, MEMORY. */
+XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
+                                     bool relaxed, xd_exact_map *out);
+XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
+
+/* >>align/projection_file */
+
+/* Projections as files. Every number is little-endian:
+ *
+ *      0  8 bytes   "XDPROJ\r\n"
+ *      8  u32       version, 1
+ *     12  u32       CRC-32C of everything behind it
+ *     16  u64       student_size
+ *     24  u64       teacher_size
+ *     32  u64       entries
+ *     40  u64       hash of the student's tokenizer
+ *     48  u64       hash of the teacher's tokenizer
+ *     56  u32       max_pieces
+ *     60  u32       k
+ *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
+ *     68  u32       0
+ *     72  f64       special_threshold
+ *     80  u64       row_begin [student_size + 1]
+ *         u32       teacher_id [entries], ascending within a row
+ *         f32       weight [entries], finite and not negative
+ *
+ * and nothing behind it. All calls are local. */
+
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
+typedef struct xd_projection_options {
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
+enum {
+    XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
+    XD_PROJECTION_NAME_BYTES = 128
+};
+
+/* max_pieces 4, k 4, special_threshold 0.3 (NeMo-RL), all else off. Pure. */
+XD_API xd_projection_options xd_projection_defaults(void);
+
+/* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
+ * Equal origins have equal names, and different ones different names. Pure. */
+XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
+
+/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
+                                    const xd_projection_origin *origin);
+
+/* Reads a projection.
+ *
+ *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *   out       free with xd_projection_destroy
+ *   origin    what the file says; NULL when it is not needed
+ *
+ * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
+ * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
+ * tokenizers, with all four hashes; MEMORY. */
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                    xd_projection *out, xd_projection_origin *origin);
+
+/* The same over bytes in memory, which are not needed after the call. */
+XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                           const xd_projection_origin *expected, xd_projection *out,
+                                           xd_projection_origin *origin);
+
+/* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
+ *
+ *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *
+ * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
+XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
+                                       xd_projection_rows *out);
+
+#ifndef XD_NO_TOKENIZERS
+/* >>align/projection_build */
+
+/* What a projection covers. */
+typedef struct xd_projection_report {
+    int64_t tokens;     /* student ids in use */
+    int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
+    int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
+    int64_t cut;        /* tokens with more than max_pieces pieces */
+    int64_t entries;    /* of the matrix */
+    double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
+    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
+    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
+} xd_projection_report;
+
+/* Builds the projection of two tokenizers from the bytes of their tokens.
+ *
+ * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
+ * the same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as
+ * they would be inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces
+ * that are the teacher's unknown token get none. Each student id keeps the k best of its votes, scaled to sum
+ * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
+ * compat rows.)
+ *
+ *   options  NULL -> xd_projection_defaults()
+ *   out      [student's size, teacher's size]; free with xd_projection_destroy
+ *   report   NULL when it is not needed
+ *   origin   for xd_projection_save; NULL when it is not needed
+ *
+ * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
+ * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
+ * 60 an id.
+ * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
+                                     const xd_projection_options *options, xd_projection *out,
+                                     xd_projection_report *report, xd_projection_origin *origin);
+
+/* The projection from a directory of them: read when a file with the cache name is there, else built and
+ * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
+ * whole.
+ *
+ *   directory  must exist
+ *   built      false when it was read; NULL when it does not matter
+ *
+ * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
+                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+                                      xd_projection *out, bool *built);
+
+#endif
+/* >>align/chunks */
+
+/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
+ * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
+ * sequence.
+ *
+ * Packed documents and prompts: give both sides of the alignment their documents and masks, take
+ * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
+ * token of every document, which nothing before it predicts. Then a sequence of several documents has the
+ * loss and gradient of the documents by themselves.
+ *
+ * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
+ * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
+ * a call has returned. The bits are those of a CPU. */
+typedef struct xd_chunk_map {
+    const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
+    int64_t sequences;  /* B */
+    int64_t held;       /* positions of each sequence on this rank */
+    int64_t chunks;     /* C, the same for every sequence and rank */
+    xd_comm *comm;      /* ranks that hold other positions of the same sequences; NULL -> none */
+} xd_chunk_map;
+
+/* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
+
+/* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
+ *
+ *   values  [B * held, n] f32 or bf16
+ *   sizes   [B, C]
+ *
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
+ * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
+ * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * MEMORY. */
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes);
+
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
+ * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages);
+
+/* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
+ * without a chunk.
+ *
+ *   weight    [B, C, n]
+ *   gradient  [B * held, n] f32 or bf16
+ *
+ * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
+XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                            const double *weight, xd_rows gradient);
+
+/* Chunks that a loss counts: tokens on both sides, and not masked.
+ *
+ *   student_sizes, teacher_sizes  [count]
+ *   mask                          [count] 0: the slot is padding; NULL -> none is
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   valid                         [count]
+ *
+ * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
+XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
+                            const uint8_t *exact, int64_t count, uint8_t *valid);
+
+/* >>align/project */
+
+/* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
+ * columns.
+ *
+ *   probs    [T, V/tp] f32 or bf16; this rank's columns
+ *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
+ *   out      [T, k], the same on every rank of the vocabulary
+ *
+ * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
+ * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
+ * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
+ *
+ * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
+ * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
+ * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
+ *
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * column outside M, or out of order), MEMORY. */
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+
+/* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
+ * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
+ * same bits for every split, and on every device. Errors as xd_project.
+ *
+ *   weight    [T, k]
+ *   gradient  [T, V/tp] */
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                     const double *weight, const int64_t *columns, int64_t k,
+                                     xd_rows gradient);
+
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+ *
+ *   projection  in memory of the host; its arrays are read during the call
+ *   out         for losses of this context alone, and nothing on the host can read it. Free with
+ *               xd_projection_unload, before the device is taken from the context
+ *
+ * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
+ * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
+
+/* Frees such a copy; an empty one is fine. */
+XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
+
+
+/* Teachers. */
+/* >>teacher/cache */
+
+/* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
+ * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
+ * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
+ * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
+ * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
+ * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
+ * cache_positions. The position before the piece may go along: it predicts the piece's first token.
+ *
+ * Every number in the file is little-endian:
+ *
+ *      0  8 bytes   "XDCACHE\n"
+ *      8  u32       version, 1
+ *     12  u32       CRC-32C of everything behind the header and then of the header from byte 16
+ *     16  u64       positions N
+ *     24  u64       documents
+ *     32  u64       vocabulary
+ *     40  u64       hash of the student's tokenizer, 0: any
+ *     48  u64       hash of the teacher's tokenizer
+ *     56  f64       temperature
+ *     64  u64       context: the most tokens before a position that the teacher saw; 0: not said
+ *     72  u32       k
+ *     76  u32       coding: 0, 1 or 2
+ *     80  u32       1: positions have spans
+ *     84  12 bytes  0
+ *     96  64 bytes  name of the teacher, padded with zeros
+ *    160            [N] positions, each
+ *                       I bytes       id of the token (I is 2 for a vocabulary of at most 65536, else 4)
+ *                       u32, u16      with spans: its first byte in the document's text, and its length
+ *                       W bytes       log-probability of the next token at temperature 1
+ *                       W bytes       log-probability of the tail at the temperature
+ *                       I bytes [k]   ids, likeliest first, the lower id first among equals
+ *                       C bytes [k]   their log-probabilities at the temperature
+ *                   [documents], each u64 first position, u64 bytes of its text, u32 CRC-32C of it, u32 0
+ *
+ * and nothing behind it. A log-probability l is an unsigned integer c, or an f32:
+ *
+ *     coding   C   l of the k ids     W   l of tail and next token
+ *     0        1   -c / 16            2   -c / 2048
+ *     1        2   -c / 2048          2   -c / 2048
+ *     2        4   f32                4   f32
+ *
+ * The largest c, and -infinity, stand for probability 0; what is less likely than the second largest
+ * (e^-15.875 of 8 bits, e^-31.999 of 16) is stored as that. A position of the last token of a document has no
+ * next token: its log-probability is that of probability 0. At k = 16 and 8 bits a position takes 54 bytes,
+ * 60 with spans. */
+
+/* How log-probabilities of the k ids are stored. */
+typedef enum xd_cache_coding {
+    XD_CACHE_8_BITS = 0, /* to 1/32 nat, which is 3 % of a probability */
+    XD_CACHE_16_BITS,    /* to 1/4096 nat */
+    XD_CACHE_F32
+} xd_cache_coding;
+
+enum {
+    XD_CACHE_MOST_K = 1024,
+    XD_CACHE_NAME_BYTES = 64 /* of a teacher's name, with the zero at its end */
+};
+
+/* What a cache is of. Zero is the default of every field that is not required. */
+typedef struct xd_teacher_cache_desc {
+    int64_t vocabulary;     /* required: ids of the teacher, columns of its logits without padding */
+    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
+    uint64_t student_hash;  /* 0 -> for any student */
+    double temperature;     /* of the k ids and the tail; 0 -> 1 */
+    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
+    int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
+    xd_cache_coding coding; /* 0 -> 8 bits */
+    bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
+    const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
+    const xd_vocab *vocab;  /* the cut of the logits' columns over ranks; NULL -> all are here; not stored */
+} xd_teacher_cache_desc;
+
+/* ---- writing ---- */
+
+/* A cache on its way to its name. */
+typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
+
+/* Positions that follow each other in a document, and the teacher's logits at them. */
+typedef struct xd_teacher_cache_block {
+    xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
+    const int32_t *ids;         /* [n] the token at each position */
+    const int32_t *next;        /* [n] the token after it: next[i] is ids[i + 1]; -1 -> the document ends */
+    const xd_token_span *spans; /* [n] bytes of the document's text; required with desc.spans */
+} xd_teacher_cache_block;
+
+/* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
+ * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
+ * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
+                                                const xd_teacher_cache_desc *desc,
+                                                xd_teacher_cache_writer **out);
+
+/* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
+ * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
+ * empty one. A cache has at least one document. */
+XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
+                                                  size_t bytes);
+
+/* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
+ * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
+ * 16 bits give the same file for nearly every position and cut. Errors, the same on every rank, nothing is
+ * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
+ * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
+ * -infinity; IO, MEMORY. */
+XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
+                                                const xd_teacher_cache_block *block);
+
+/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
+ * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
+ * file. */
+XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
+
+/* Gives up: no file, the writer is freed. Local. NULL is fine. */
+XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
+
+/* ---- reading ---- */
+
+/* An open cache. Immutable; may be shared by threads. */
+typedef struct xd_teacher_cache xd_teacher_cache;
+
+/* Everything its header says. */
+typedef struct xd_teacher_cache_info {
+    xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
+    int64_t positions, documents;
+    int64_t text_bytes; /* of all documents */
+    size_t bytes;       /* of the file */
+    uint32_t checksum;
+} xd_teacher_cache_info;
+
+/* A document: positions [first, first + count). */
+typedef struct xd_cached_document {
+    int64_t first, count;
+    int64_t text_bytes;
+    uint32_t text_checksum; /* xd_crc32c(0, text, text_bytes) */
+} xd_cached_document;
+
+/* A position without its k ids. */
+typedef struct xd_cached_position {
+    int32_t id, next;     /* next is -1 at the end of a document */
+    xd_token_span span;   /* zero when the cache has none */
+    double next_log_prob; /* at temperature 1; -infinity without next token */
+    double tail;          /* probability; see xd_teacher_cache_entries */
+} xd_cached_position;
+
+/* Opens a cache by mapping it (a system without maps reads it whole).
+ *
+ *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *
+ * A file is hostile input: it is read through once, and every count, id, order and log-probability is checked
+ * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what breaks the
+ * form above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
+ * with all hashes; MEMORY. Close with xd_teacher_cache_close. */
+XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                       xd_teacher_cache **out);
+
+/* The same over bytes in memory, which must stay as long as the object. */
+XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                              const xd_projection_origin *expected, xd_teacher_cache **out);
+
+/* Closes the cache, in the context that opened it. NULL is fine. */
+XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
+
+/* Local. */
+XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache);
+
+/* Document d of [0, documents). Errors: ARGUMENT. */
+XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
+                                                xd_cached_document *out);
+
+/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions it does not
+ * have. */
+XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
+                                       int64_t count, xd_cached_position *out);
+
+/* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
+ * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
+XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
+                                          int32_t *ids, double *probabilities);
+
+/* >>teacher/route */
+
+/* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
+ * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
+ * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+ * teacher's payload, micro-batch by micro-batch:
+ *
+ *   every rank      xd_route_create
+ *   teacher ranks   xd_route_send for each of their micro-batches, or xd_route_slot, fill it, xd_route_post
+ *   student ranks   xd_route_take, read the window, xd_route_release, for each of theirs
+ *
+ * Calls take turns by themselves and go on over any number of steps. A rank on both sides takes once it has
+ * posted what xd_route_describe says is due:
+ *
+ *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
+ *
+ * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
+ * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
+ * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
+ * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
+ * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
+ * of them use messages.
+ *
+ * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
+ * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
+ * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
+ *
+ * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
+ * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
+ * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
+ * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
+ * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
+ * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
+ * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
+ * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
+ * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
+ * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
+ * NCCL takes the ids too, and then the host waits for them.
+ *
+ * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
+ * either side and on every transport. */
+typedef struct xd_route xd_route;
+
+/* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
+typedef enum xd_route_payload {
+    XD_ROUTE_LOGITS = 0, /* V_t logits */
+    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
+    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
+} xd_route_payload;
+
+/* Positions [begin, end) of a sample. */
+typedef struct xd_route_span {
+    int64_t begin, end;
+} xd_route_span;
+
+/* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
+ * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
+ * collectives of their own, have the same samples and micro-batches: then they post in step. */
+typedef struct xd_route_side {
+    int64_t sample_count;           /* 0 -> this rank is not on this side */
+    int64_t sample_begin;           /* its samples are this one and those after it, ... */
+    const int64_t *samples;         /* [sample_count] ... or these, in the order of its micro-batches */
+    int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
+    const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
+    int span_count;
+    int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
+} xd_route_side;
+
+/* What to build a route from. Read during the call only; all but the sides and `dtype` is the same on every
+ * rank. */
+typedef struct xd_route_desc {
+    xd_route_payload payload;
+    int64_t samples; /* required; of a step: they are numbered from 0 */
+    int64_t length;  /* required; positions of a sample */
+    int64_t columns; /* required; V_t, k or H */
+    xd_dtype wire;   /* what slots hold, F32 or BF16; NONE -> F32 */
+    xd_dtype dtype;  /* what this rank's windows hold; NONE -> wire */
+    /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
+     * for the next. */
+    int slots;
+    bool messages; /* move by messages, although the ranks may see each other's memory */
+    xd_route_side teacher, student;
+} xd_route_desc;
+
+/* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
+typedef struct xd_route_window {
+    xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
+    const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
+    int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
+    bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
+} xd_route_window;
+
+/* What was agreed, as this rank sees it. */
+typedef struct xd_route_info {
+    int64_t posts; /* micro-batches this rank posts in a step */
+    int64_t takes; /* windows in a step: the same on all student ranks */
+    int64_t due;   /* posts of this rank that the next take waits for */
+    int64_t views; /* of a step's windows on this rank, those that are not copied */
+    int slots;
+    int needed;   /* slots without the one for the next micro-batch */
+    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
+    size_t bytes; /* of rings (all ranks', when shared), windows and messages */
+} xd_route_info;
+
+/* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
+ * do not overlap.
+ *
+ * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
+ * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
+ * words for each rectangle this rank sends or takes, and for each rank and sample; and what
+ * xd_route_info.bytes says.
+ * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
+ * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
+ * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
+ * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
+XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
+
+/* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
+ * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
+ * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
+ * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
+ * still read it; so does all of a route whose own GPU has not ended by then.
+ *
+ * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
+ * that fails ends the route for all its ranks, and leaves the communicator as it is. */
+XD_API void xd_route_destroy(xd_route *route);
+
+/* What was agreed, and where this rank stands. Local. */
+XD_API xd_route_info xd_route_describe(const xd_route *route);
+
+/* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
+ * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
+ * before the post gives the same slot.
+ *
+ * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
+ * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
+ * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
+XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
+
+/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
+ * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
+ * not called), DEVICE, those of the communicator. */
+XD_API xd_result xd_route_post(xd_route *route);
+
+/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
+ * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
+ * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
+XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
+
+/* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
+ * STATE (not a student rank; the last window was not released; posts of this rank are due), TIMEOUT and PEER
+ * naming the rank. */
+XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
+
+/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
+ * when there is none, DEVICE. */
+XD_API xd_result xd_route_release(xd_route *route);
+
+/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
+ * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
+ *
+ *   vocab   the teacher's vocabulary and its split
+ *   logits  [B * held, V_t/tp] f32 or bf16
+ *   mask    [B * held] 0 -> the position has no say; NULL -> all have
+ *   comm    ranks that hold other positions of the same sequences; NULL -> none
+ *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
+ *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *
+ * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
+ * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      xd_rows values);
+
+/* >>xtoken/xtoken */
+
+/* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
+ * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
+ * that are kept:
+ *
+ *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
+ *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
+ *              d(c) = sum_J e^a (a - log q)                     reverse: sum_J q (log q - a)
+ *   GOLD       alpha, beta = mean_t log_softmax of student and teacher, over their whole vocabularies
+ *              d(c) = sum over pairs (s, u) of the exact map of e^beta_u (beta_u - alpha_s)
+ *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
+ *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
+ *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
+ *   CACHED     J: the ids that a cache has at the chunk's teacher positions
+ *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
+ *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
+ *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
+ *                     reverse: with a and q exchanged
+ *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
+ *              the chunk's length
+ *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
+ *
+ *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
+ *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
+ *
+ * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
+ * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
+ * `compat`. */
+typedef enum xd_xtoken_kind {
+    XD_XTOKEN_PROJECTED = 0,
+    XD_XTOKEN_GOLD,
+    XD_XTOKEN_SAME,
+    XD_XTOKEN_CACHED,
+    XD_XTOKEN_LIKELIHOOD
+} xd_xtoken_kind;
+
+/* How LIKELIHOOD compares a chunk's two log-likelihoods. */
+typedef enum xd_likelihood_form {
+    XD_LIKELIHOOD_SQUARED = 0,
+    XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
+} xd_likelihood_form;
+
+/* How several teachers become one KD. */
+typedef enum xd_xtoken_mode {
+    XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
+    /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
+     * their logits. With any other teacher: SUM with static weights. */
+    XD_XTOKEN_AVERAGED_LOGITS,
+    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
+} xd_xtoken_mode;
+
+/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
+typedef enum xd_xtoken_score {
+    XD_XTOKEN_SCORE_NONE = 0,
+    XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
+    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
+    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
+} xd_xtoken_score;
+
+/* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
+ * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
+typedef struct xd_xtoken_teacher {
+    xd_xtoken_kind kind;
+    xd_rows logits;                  /* [B * held, >= vocabulary] f32 or bf16; SAME: rows as the student's */
+    int64_t vocabulary;              /* 0 -> the projection's teacher_size, else all columns */
+    const int64_t *student_chunks;   /* [student rows] shifted ids, see xd_chunk_map; not for SAME */
+    const int64_t *teacher_chunks;   /* [rows of logits] */
+    int64_t chunks;                  /* C */
+    const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
+    const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
+    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
+                                        there in every call */
+    const xd_exact_map *map;         /* GOLD */
+    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
+     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
+     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
+    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is token_denominator */
+    double weight;             /* 0 -> 1 */
+    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
+     * rank; CACHED needs it at the temperature of the desc. */
+    const xd_teacher_cache *cache;
+    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
+                                      or else from logits and labels */
+    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
+     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
+    xd_likelihood_form likelihood;
+    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
+} xd_xtoken_teacher;
+
+/* Sums over comm, for one teacher: numerators and denominators of its metrics. */
+typedef struct xd_xtoken_teacher_values {
+    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double weight;      /* omega_i */
+    double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
+    double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
+    double denominator; /* D_i */
+    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
+    double compared;    /* ... of these; where the loss is not finite nothing agrees */
+} xd_xtoken_teacher_values;
+
+/* Results of one call; sums over comm, the same bits on every rank. */
+typedef struct xd_xtoken_values {
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double kd_weight;    /* what was used */
+    double
+        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
+                       the same */
+    double right; /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens; /* ... and of all of them */
+    double token_denominator;
+    int selected; /* SELECT: the teacher; else -1 */
+} xd_xtoken_values;
+
+/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
+ * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
+ * results, is the host's. Projections may be there or here. */
+typedef struct xd_xtoken_desc {
+    xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
+    const xd_vocab *vocab;      /* required; a projection has its size */
+    int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
+    xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
+    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
+    const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
+    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
+    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
+    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
+    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
+    int teacher_count;
+    xd_xtoken_mode mode;
+    xd_xtoken_score score;        /* SUM: NONE -> static weights */
+    double alpha;                 /* of dynamic weights; 0 -> 1 */
+    bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
+    double temperature;           /* 0 -> 1 */
+    bool reverse;                 /* KL(student || teacher) */
+    bool exact_only;              /* only chunks whose sides spell the same text */
+    int64_t columns;              /* size of J; 0 -> 8192 */
+    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
+    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
+    double ce_weight;             /* 0 -> 0.1 */
+    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
+    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
+     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
+     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
+     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
+     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
+    bool compat;
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+     * than 16 MB hold, of [V_t] words each. */
+    int64_t tile;
+    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
+                         separate and f32; data NULL -> values only */
+    xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
+    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
+    void *workspace;                          /* NULL -> taken from the allocator for this call */
+    size_t workspace_bytes;
+} xd_xtoken_desc;
+
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
+ * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
+ * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
+ * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
+ * and 32 a row of logits.
+ * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
+ * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
+ * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
+ * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
+ * an invalid desc. Local. */
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
+
+/* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
+ * weights and the choice of columns are constants in it.
+ *
+ * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
+ * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
+ * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
+ * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
+ * value and gradient have the same bits for every split of vocabulary, positions and sequences.
+ *
+ * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
+ * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
+ * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
+ * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
+ * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
+ * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ *
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
+ * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
+ * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
+ * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
+ * chunk. Nothing counted at all: everything is zero and status says so. */
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
+
+/* >>xtoken/uld */
+
+/* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
+ * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
+ * compared. */
+
+/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+ * others. */
+typedef enum xd_uld_merge {
+    XD_ULD_BAYESIAN =
+        0,          /* the last token's distribution times the probabilities of those before it; row t - 1
+                            predicts token t */
+    XD_ULD_OBSERVED /* TRL's default: the first token's times the later ones', with row t taken for the
+                            prediction of token t, off by one; for parity */
+} xd_uld_merge;
+
+/* One side of a sequence. */
+typedef struct xd_uld_side {
+    xd_rows logits;     /* [T, >= vocabulary], f32 or bf16; whole rows: the vocabulary is not split */
+    int64_t vocabulary; /* true columns */
+    const int64_t *ids; /* [T] the sequence's tokens */
+    double temperature; /* 0 -> 1 */
+} xd_uld_side;
+
+/* One sequence. */
+typedef struct xd_uld_desc {
+    xd_uld_side student, teacher;
+    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    int64_t chunk_count;
+    xd_uld_merge merge;
+    /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
+     * TRL, the rest sorted. NULL: all of it sorted. */
+    const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
+    int64_t matched_count;
+    double matched_weight, unmatched_weight;
+    double beta;        /* of the JSD; 0 forward, 1 reverse */
+    double denominator; /* 0 -> chunks with two sides */
+    double scale;       /* of loss and gradient; 0 -> 1 */
+    xd_rows gradient;   /* d loss / d student logits, all columns written; may be the student's memory; data
+                              NULL -> none */
+} xd_uld_desc;
+
+/* What a sequence gave. */
+typedef struct xd_uld_values {
+    double loss;               /* scale (weights) times the two below, over the denominator */
+    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    int64_t chunks;            /* with two sides */
+} xd_uld_values;
+
+/* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
+ * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
+ * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
+ * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
+ * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
+ * enough for.
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * written. */
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
+
+
+/* Training. */
+/* >>train/param */
+
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
+ * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
+ * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
+typedef struct xd_param {
+    const char *name;
+    void *value;             /* [count] */
+    void *gradient;          /* [count]; NULL -> none in this step, the parameter is passed over */
+    xd_dtype dtype;          /* of value */
+    xd_dtype gradient_dtype; /* NONE -> F32 */
+    int64_t count;           /* elements here */
+    const int64_t *shape;    /* [dims] local shape, compared when averages are loaded; NULL -> flat */
+    int dims;
+    int group;     /* index into the optimizer's groups */
+    bool frozen;   /* never stepped, not in norms; averaged like the others */
+    bool buffer;   /* not a parameter: never stepped, not in norms, copied instead of averaged */
+    bool no_decay; /* no weight decay (biases, norms) */
+    bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
+                    * those that hold an element leaves this false */
+} xd_param;
+
+/* >>train/optimizer */
+
+/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
+ * bits however the parameters are cut. Master copies and moments are f32. */
+typedef struct xd_optimizer xd_optimizer;
+
+/* Which update. */
+typedef enum xd_optimizer_kind {
+    XD_OPTIMIZER_ADAMW = 0, /* the default: decoupled weight decay */
+    XD_OPTIMIZER_ADAM_L2,   /* weight decay as an L2 term of the gradient */
+    XD_OPTIMIZER_SGD        /* momentum, neither dampened nor Nesterov's; weight decay as in ADAM_L2 */
+} xd_optimizer_kind;
+
+/* What differs between groups of parameters; xd_param.group is the index. */
+typedef struct xd_optimizer_group {
+    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double weight_decay;        /* instead of the optimizer's; 0: none */
+} xd_optimizer_group;
+
+/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
+typedef struct xd_optimizer_desc {
+    const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
+    int64_t param_count;
+    xd_optimizer_kind kind;
+    double learning_rate;
+    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
+    double beta2;
+    double eps;                       /* Adam; 0 -> 1e-8 */
+    double momentum;                  /* SGD */
+    double weight_decay;              /* of every group, when there is no list of them */
+    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
+    int group_count;
+    bool maximize; /* climb instead of descend */
+} xd_optimizer_desc;
+
+/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+ * context's device. */
+typedef struct xd_optimizer_state {
+    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
+    float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
+    int64_t *step;     /* updates so far */
+} xd_optimizer_state;
+
+struct xd_ema;
+
+/* Modifiers of one step. */
+typedef struct xd_optimizer_step_desc {
+    /* Both in memory of the context's device. */
+    const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
+                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the
+                                  * bit. NULL or 1 -> none */
+    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    struct xd_ema
+        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
+                         * bit. When it was created over the optimizer's own list it costs one pass over memory
+                         * instead of two. NULL -> none */
+} xd_optimizer_step_desc;
+
+/* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
+ * AdamW and Adam have betas 0.9 and 0.999 and eps 1e-8, AdamW weight decay 1e-2, the others none; SGD has no momentum.
+ * Pure. */
+XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
+XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
+
+/* Creates an optimizer; masters start as the present values. One allocation holds everything.
+ *
+ *   desc   read during the call, except desc->params
+ *
+ * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
+ * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
+
+/* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
+XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
+
+/* The desc in force, every default filled in. */
+XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
+
+/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
+ * one. */
+XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
+
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
+ * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
+ *
+ *   desc      NULL -> no modifiers
+ *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
+ *             see the status, always false. Parameters, state and step counts are right all the same
+ *
+ * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
+ * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
+ * written then. */
+XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
+                                   bool *skipped);
+
+/* State of parameter `index` of the list; all NULL when it is out of range. */
+XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
+
+/* >>train/clip */
+
+/* What a gradient norm covers. Zero is the default of every field. */
+typedef struct xd_gradient_norm_desc {
+    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
+    int64_t param_count;
+    xd_norm_type type; /* 0 -> XD_NORM_L2 */
+    double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
+    xd_clip_form form;
+    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
+} xd_gradient_norm_desc;
+
+/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
+ * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
+typedef struct xd_gradient_norm {
+    double norm;        /* infinity or NaN when an element is */
+    int64_t not_finite; /* elements over all ranks, replicas counted each */
+    float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
+    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
+} xd_gradient_norm;
+
+/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
+ * replicas only the one that does not say `replica`.
+ *
+ *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
+ *          NULL -> this rank alone
+ *
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
+ * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
+ * split.
+ * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
+XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                          xd_gradient_norm *out);
+
+/* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
+ * Errors: DTYPE, before anything is written. */
+XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
+                                   float coefficient);
+
+/* >>train/ema */
+
+/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
+ * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
+ * uneven and empty shards included; so nothing here communicates. */
+typedef struct xd_ema xd_ema;
+
+/* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
+typedef enum xd_ema_schedule {
+    XD_EMA_CONSTANT = 0, /* decay */
+    XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
+    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg, under the ramp at most
+                          * i * batch_size * rampup_ratio */
+    XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
+} xd_ema_schedule;
+
+/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
+typedef struct xd_ema_desc {
+    xd_ema_schedule schedule;
+    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
+    double gamma;            /* POWER; at least -1 */
+    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
+    double rampup_ratio;     /* HALFLIFE; at least 0 */
+    bool disable_rampup;     /* HALFLIFE */
+    int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
+    int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
+    bool init_from_current;  /* average from creation on: without it the first update that counts copies */
+    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
+                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
+    bool live_dtype; /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
+                                      * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
+                                      * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
+    int strip_count;
+} xd_ema_desc;
+
+/* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
+ * EMAConfig). Pure. */
+XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
+
+/* What is saved beside the shadows. */
+typedef struct xd_ema_record {
+    int format_version; /* 1 */
+    int64_t iteration;  /* of the last update, effective or not */
+    bool initialized;   /* the shadow holds an average, not just the weights of creation */
+    xd_ema_desc config;
+} xd_ema_record;
+
+/* How two lists of names met. */
+typedef struct xd_ema_match {
+    int64_t matched;
+    int64_t missing_in_shadow; /* in the caller's list only */
+    int64_t missing_in_target; /* in the shadow only */
+    int64_t wrong_shape;       /* in both, with other element counts or shapes */
+    char names[200];           /* the first five that did not match, ", " between */
+} xd_ema_match;
+
+/* The iteration that xd_ema_update counts by itself: one after the last. */
+#define XD_EMA_NEXT INT64_C(-1)
+
+/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
+ * iteration. */
+XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
+
+/* Creates shadows holding the present values.
+ *
+ *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
+ *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
+ *            tied: one shadow, under the first name, and both names find it
+ *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
+ *
+ * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
+ * stripped; no name), DTYPE, MEMORY. */
+XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                               xd_ema **out);
+
+/* Frees the shadows. NULL is fine. */
+XD_API void xd_ema_destroy(xd_ema *ema);
+
+/* Once after every step of the model's optimizer:
+ *   iteration < start_iteration                            nothing
+ *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
+ *   otherwise                                              parameters averaged, buffers copied
+ *
+ *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
+ *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
+ *               device the host does not see it: the values stay, the counter goes on
+ *
+ * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
+XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
+
+/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
+ * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
+ * view. */
+XD_API int64_t xd_ema_count(const xd_ema *ema);
+XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
+
+/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
+ * to evaluate, to save.
+ *
+ *   lenient   false -> every name must be in both lists, tied names apart
+ *   match     when not NULL: receives the counts, also on failure
+ *
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
+ * written then. */
+XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
+                                xd_ema_match *match);
+
+/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
+ * changed.
+ *
+ *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
+ *            counts as initialized when every parameter was filled or the record says so
+ *
+ * Further errors: FORMAT for a record of another version. */
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
+                             bool lenient, xd_ema_match *match);
+
+/* The state to save beside the shadows; defaults are filled in. */
+XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
+
+
+/* Files. */
+/* >>io/safetensors */
+
+/* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
+ * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
+ * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
+ * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
+
+/* An open file. */
+typedef struct xd_safetensors xd_safetensors;
+
+/* How the bytes of an open file are reached. */
+typedef enum xd_safetensors_mode {
+    XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
+    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
+} xd_safetensors_mode;
+
+/* How to open a file. Zero is the default of every field. */
+typedef struct xd_safetensors_desc {
+    xd_safetensors_mode mode;
+    size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
+    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
+} xd_safetensors_desc;
+
+/* One tensor of an open file; the pointers live as long as the file is open. */
+typedef struct xd_safetensors_info {
+    const char *name; /* UTF-8, without NUL inside */
+    xd_dtype dtype;
+    int ndim;             /* 0 to 64; 0 is a scalar */
+    const int64_t *shape; /* [ndim]; sizes may be 0 */
+    uint64_t begin, end;  /* bytes, relative to the data area */
+} xd_safetensors_info;
+
+/* Opens and checks a file. desc NULL -> defaults. Local.
+ * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
+XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
+                                     xd_safetensors **out);
+
+/* The same over bytes in memory, which must outlive the object. Errors: FORMAT, MEMORY. */
+XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                            const xd_safetensors_desc *desc, xd_safetensors **out);
+
+/* Closes; everything obtained from the object is then invalid. NULL is fine. */
+XD_API void xd_safetensors_close(xd_safetensors *file);
+
+/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
+XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
+XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
+
+/* Index of a name, -1 when there is none. O(log count). */
+XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
+
+/* Value of a key of the file's metadata, NULL when there is none. */
+XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
+
+/* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
+XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
+                                       const char **value);
+
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
+ * truncated by others while it is mapped raises SIGBUS. */
+XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
+
+/* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination);
+
+/* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
+ * mode pieces less than 256 KiB apart share a read.
+ *   offset, size   [ndim] elements; ignored for a scalar
+ * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
+XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
+                                         const int64_t *size, void *destination);
+
+/* ---- writing ---- */
+
+/* One tensor of a file to be written. */
+typedef struct xd_safetensors_entry {
+    const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
+    xd_dtype dtype;   /* required */
+    int ndim;
+    const int64_t *shape; /* [ndim] */
+} xd_safetensors_entry;
+
+/* One pair of the metadata of a file to be written. */
+typedef struct xd_safetensors_pair {
+    const char *key, *value; /* UTF-8 */
+} xd_safetensors_pair;
+
+/* Everything that decides the layout of a file. */
+typedef struct xd_safetensors_writer_desc {
+    const xd_safetensors_entry *entries; /* in any order; the file holds wide dtypes first, then by name */
+    int64_t entry_count;
+    const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
+    int64_t metadata_count;
+    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
+} xd_safetensors_writer_desc;
+
+/* A file being written under a temporary name. */
+typedef struct xd_safetensors_writer xd_safetensors_writer;
+
+/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
+ * on nothing but the desc. Local.
+ * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out);
+
+/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
+ *   index   of the tensor in desc.entries
+ * Errors: ARGUMENT outside the tensor, IO. */
+XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
+XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
+                                                   uint64_t first_byte, size_t bytes, const void *data);
+
+/* Syncs the file, gives it its name and frees the writer, whatever the result.
+ * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
+
+/* Gives up: nothing is left behind. NULL is fine. */
+XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
+
+/* >>io/weights_files */
+
+/* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
+ * model.safetensors.index.json saying which tensor lies in which file. */
+typedef struct xd_weights_files xd_weights_files;
+
+/* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
+ *
+ *   desc   for every file; NULL -> defaults
+ *
+ * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
+ * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
+ * does not put there. */
+XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                       xd_weights_files **out);
+
+/* Closes all files. NULL is fine. */
+XD_API void xd_weights_files_close(xd_weights_files *model);
+
+/* The files, in the order of their names. */
+XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
+XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
+
+/* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
+ * O(log tensors). Errors: MISSING. */
+XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
+                                       int64_t *index);
+
+/* What to write and how to cut it into files. */
+typedef struct xd_weights_writer_desc {
+    const xd_safetensors_entry *entries; /* files are filled in this order */
+    int64_t entry_count;
+    uint64_t
+        max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
+    const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
+    int64_t metadata_count;
+} xd_weights_writer_desc;
+
+/* A model directory being written. */
+typedef struct xd_weights_writer xd_weights_writer;
+
+/* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
+ * the call only. Local. Errors: as xd_safetensors_writer_create. */
+XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
+                                          const xd_weights_writer_desc *desc, xd_weights_writer **out);
+
+/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
+ * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
+XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
+                                         size_t bytes, const void *data);
+
+/* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
+ * would contradict them, and frees the writer, whatever the result.
+ * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
+ * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
+
+/* Gives up: nothing is left behind. NULL is fine. */
+XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
+
+/* >>io/gather */
+
+/* One tensor of a model and the name it has in the file. */
+typedef struct xd_named_tensor {
+    const char *name;
+    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
+} xd_named_tensor;
+
+/* What to gather and where to write it. */
+typedef struct xd_weights_gather_desc {
+    const char *directory;          /* required; exists where root writes */
+    const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
+    int64_t tensor_count;
+    int root; /* world rank that writes */
+    size_t
+        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
+    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair *metadata;
+    int64_t metadata_count;
+} xd_weights_gather_desc;
+
+/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
+ * whole of it. Partial tensors are reduced on the way.
+ *
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
+ * every rank returns an error, and nothing is left behind. */
+XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
+
+
+/* What reproduces other trainers. */
+/* >>compat/canonical */
+
+/* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
+ * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
+ * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
+
+/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
+ * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
+XD_API int64_t xd_canonical_token(xd_text token, char *out);
+
+/* A canonical sequence: token i is text[offsets[i] .. offsets[i + 1]) and stands for the original tokens
+ * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_destroy. */
+typedef struct xd_canonical {
+    char *text;
+    int64_t *offsets; /* [count + 1] */
+    int32_t *origin;  /* [count + 1] */
+    int64_t count;
+} xd_canonical;
+
+/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
+ * Errors: MEMORY. */
+XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
+XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
+
+/* >>compat/align_dp */
+
+/* Settings of xd_align_dp. */
+typedef struct xd_align_dp_desc {
+    int max_combination; /* tokens that one token may match; 0 -> 4 */
+} xd_align_dp_desc;
+
+/* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
+ * programme over token surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>"), anchored by
+ * unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
+ * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
+ * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                             xd_alignment *out);
+
+/* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
+ * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
+ * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
+ * alone, a teacher token alone, one student token to n, one teacher token to n. */
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                                  xd_alignment *out, double *score);
+
+/* >>compat/compat */
+
+/* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
+
+/* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
+ * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
+ *
+ *   student, teacher  [T, V] f32 or bf16, on one rank
+ *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   denominator       what the sum is divided by; not 0
+ *   gradient          d loss / d student; data NULL -> none; may be student's memory
+ *   loss              of the host
+ *
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
+XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
+                                                double denominator, xd_rows gradient, double *loss);
+
+/* The denominators of TRL's generalised JSD over [B, T, V] logits; the loss itself is xd_loss with
+ * denominator_value.
+ *   counted  positions whose label counts, or B * T without labels */
+typedef enum xd_compat_reduction {
+    XD_COMPAT_BATCHMEAN = 0, /* counted positions with labels; the first axis, B, without */
+    XD_COMPAT_SUM,
+    XD_COMPAT_MEAN /* elements: positions times V */
+} xd_compat_reduction;
+XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t batch, int64_t counted,
+                                        int64_t vocabulary, bool labels);
+
+/* The denominators of Model-Optimizer's logits loss over [N, V]: batchmean N, mean N * V, sum 1. */
+XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary);
+
+/* >>compat/uld_chunks */
+
+/* One side of a sequence as TRL sees it. */
+typedef struct xd_uld_trl_side {
+    const int64_t *labels;      /* [count] -100 where not trained on */
+    const xd_token_span *spans; /* [count] bytes of the completion */
+    int64_t count;
+    bool skip_eos; /* the last token of the span is left out, whatever it is */
+} xd_uld_trl_side;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
+ * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
+ * MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
+                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
+                                      xd_alignment *out);
+
+/* >>compat/route_plan */
+
+/* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
+ * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves
+ * nothing and talks to nobody, so every rank can make that of any other. */
+
+/* What one teacher rank holds of a sequence's logits: positions by vocabulary. */
+typedef struct xd_teacher_shard {
+    int64_t position_begin, position_end;
+    int64_t vocabulary_begin, vocabulary_end;
+} xd_teacher_shard;
+
+/* A rectangle to copy: `positions` x `columns` elements, from a place in the shard's own rows to one in the
+ * rows of the window. */
+typedef struct xd_teacher_piece {
+    int64_t shard;
+    int64_t from_position, from_column;
+    int64_t to_position, to_column;
+    int64_t positions, columns;
+} xd_teacher_piece;
+
+/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
+ *
+ *   shards  [count]; empty ones, and those outside the window, give no piece
+ *   pieces  [count]; *piece_count of them are written
+ *
+ * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
+ * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
+ * some of it is in no shard, with how much. */
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
+                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+                                  int64_t *piece_count);
+
+/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
+ * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
+ * either, DTYPE. */
+XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
+                                       xd_rows window);
+
+
+/* ---- for back ends ---- */
+
+/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
+ * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
 /* >>base/extend */
 
 #include <stdarg.h>
@@ -417,21 +3581,6 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
     do {                                                                \
         if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
     } while (0)
-
-/* >>base/half */
-
-/* Storage conversions. To a narrower type: round to nearest, ties to even; overflow gives infinity; NaN stays a quiet
- * NaN with its sign; subnormals are kept. Integer arithmetic only, so the bits are the same on every machine. */
-XD_API uint16_t xd_bf16_from_f32(float value);
-XD_API float xd_f32_from_bf16(uint16_t bits);
-XD_API uint16_t xd_f16_from_f32(float value);
-XD_API float xd_f32_from_f16(uint16_t bits);
-
-/* Element `index` of an array of any arithmetic dtype, widened to double; exact except for I64 beyond 2^53. */
-XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index);
-
-/* Stores a double into element `index`: floats by way of f32 rounding once per narrowing, integers by truncation. */
-XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value);
 
 /* >>base/philox */
 
@@ -653,68 +3802,7 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w);
  * result to go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
-/* >>base/text */
-
-/* Bytes; not terminated. */
-typedef struct xd_text {
-    const char *data;
-    int64_t size;
-} xd_text;
-
-/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
- * same role at the same place. */
-typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
-
-/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
- * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
-typedef struct xd_token_span {
-    int64_t begin, end;
-} xd_token_span;
-
-
-/* >>kernel/table */
-
-/* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
-typedef struct xd_rows {
-    void *data;
-    xd_dtype dtype; /* XD_DTYPE_F32 or XD_DTYPE_BF16 for logits */
-    int64_t rows, cols;
-    int64_t stride; /* elements between rows; 0 -> cols */
-} xd_rows;
-
-/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
- * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
-typedef struct xd_status {
-    int64_t label_out_of_range; /* rows */
-    int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
-    int64_t nothing_counted;    /* losses whose denominator was zero */
-    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
-    int64_t first_row;          /* row of the first finding, global where the operation knows it */
-    double first_value;         /* and its value */
-} xd_status;
-
-/* How every kernel is called. */
-typedef struct xd_launch {
-    xd_ctx *ctx;
-    void *stream; /* NULL on the CPU */
-    void *
-        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
-    size_t workspace_bytes;
-    xd_status *status; /* may be NULL */
-} xd_launch;
-
 /* >>kernel/copy */
-
-/* Most dimensions of a tensor. */
-#define XD_DIMS_MAX 8
-
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
-typedef struct xd_copy {
-    int ndim;
-    int64_t src_offset, dst_offset; /* elements */
-    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
-} xd_copy;
 
 /* Performs one copy between two arrays of elements of `size` bytes. */
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
@@ -739,25 +3827,6 @@ XD_API double xd_fixed_value(xd_fixed sum);
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
  * additions, and with it every bit, is decided here and nowhere else. */
-
-/* How elements of several ranks become one. */
-typedef enum xd_reduce_op {
-    XD_SUM = 0,
-    XD_MAX, /* NaN in, NaN out */
-    XD_MIN, /* NaN in, NaN out */
-    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
-} xd_reduce_op;
-
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
- * rank owns [first, first + count). total 0 -> no leaves given.
- *
- * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
- * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
- * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
- * that tree: its forest. */
-typedef struct xd_leaves {
-    int64_t first, count, total;
-} xd_leaves;
 
 /* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
  * fits. Pure. */
@@ -826,15 +3895,6 @@ XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void);
  *
  * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
  * exactly 0 there, and nothing cancels. */
-
-/* How far the student is from the teacher. */
-typedef enum xd_divergence {
-    XD_KL_FORWARD = 0, /* KL(teacher || student) */
-    XD_KL_REVERSE,     /* KL(student || teacher) */
-    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
-    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
-} xd_divergence;
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
 enum {
@@ -924,14 +3984,6 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
  *   OUTSIDE  sum over v not in ids of e^(z - M)
  *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
 enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
-
-/* What becomes of the probability outside the k ids. */
-typedef enum xd_topk_mode {
-    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
-    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
-    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
-} xd_topk_mode;
 
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
@@ -1089,37 +4141,6 @@ XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
 /* >>kernel/rows */
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
-
-/* The label of rows that do not count, where has_ignore_index does not say another. */
-#define XD_IGNORE_INDEX (-100)
-
-/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
-typedef struct xd_positions {
-    int64_t count;
-    const int64_t *labels; /* [count] or NULL */
-    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;
-    const uint8_t *mask;  /* [count] or NULL */
-    const float *weights; /* [count] or NULL; finite, not negative */
-} xd_positions;
-
-/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
- * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
- * device; `inverse` is what kernels read. */
-typedef struct xd_denominator {
-    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
-    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
-    int64_t positions; /* how many positions counted */
-    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
-} xd_denominator;
-
-/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
- * soft. */
-typedef struct xd_loss_values {
-    double loss, hard, soft;
-    int64_t counted; /* rows */
-} xd_loss_values;
 
 /* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
 enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
@@ -1328,29 +4349,6 @@ typedef struct xd_norm_array {
     bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
-/* Order of a norm. */
-typedef enum xd_norm_type {
-    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
-    XD_NORM_L1,     /* sum of magnitudes */
-    XD_NORM_MAX     /* largest magnitude */
-} xd_norm_type;
-
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
- * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
- * every split. */
-#define XD_NORM_LIMBS 20
-
-/* What one rank adds to a norm. Finite elements only; the others are counted. */
-typedef struct xd_norm_sum {
-    double
-        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
-                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
-    double largest;               /* |x| */
-    int64_t not_finite;           /* infinities and NaNs */
-    int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
-} xd_norm_sum;
-
 /* Inputs and outputs of the norm entry. */
 typedef struct xd_norm_args {
     const xd_norm_array *arrays;
@@ -1358,13 +4356,6 @@ typedef struct xd_norm_args {
     xd_norm_type type;
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
-
-/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
-typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
-    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
-} xd_clip_form;
 
 /* Inputs and outputs of the clip entry: what follows from a sum over all ranks. */
 typedef struct xd_clip_args {
@@ -1859,219 +4850,6 @@ XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
 /* A launch on the context's stream, without workspace and status. Local. */
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
 
-/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
- * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
-XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
-
-/* >>kernel/cuda */
-
-/* Set-up of the CUDA unit: xdistill_cuda.cu, compiled by nvcc beside this header, has these functions. */
-#if !defined(XDISTILL_STATIC)
-
-/* A GPU that one context computes on. */
-typedef struct xd_cuda xd_cuda;
-
-/* Settings of a GPU. Zero is the default of every field. */
-typedef struct xd_cuda_desc {
-    xd_allocator
-        allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
-    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
-     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
-     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
-     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
-    bool cluster;
-    /* Matrix products, those of heads above all, by NVIDIA's cuBLASLt, which xd_cuda_create loads: its path or name; ""
-     * -> the name for the toolkit of the build (libcublasLt.so.13). It takes products whose sides are both F32 or both
-     * BF16, and where bf16 is asked for (xd_matmul_args, xd_head_loss_desc) any two: sides in F32 are rounded into memory
-     * of this context first, in pieces if need be. Sides without a stride of 1, empty products, what it has nothing for,
-     * and all in INVARIANT mode are the unit's own kernel's. Keeps 128 MiB of device memory. One build, library and kind
-     * of GPU give the same bits on every run; unlike the unit's, they depend on the whole shape, the strides and the
-     * addresses' alignment up to 16 bytes. Run a shape once before a graph captures it, since the library may load
-     * kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major version than the build's
-     * header, or there was no cublasLt.h at the build. Default: NULL, no library; no GPU has measured it. */
-    const char *cublas;
-} xd_cuda_desc;
-
-/* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
- * every pointer to elements, statistics, results and findings is a device address from now on; descs and
- * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
- * would bring faster ones.
- *
- *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
- *   desc   read during the call; NULL -> defaults
- *
- * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
- * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
- * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
- * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
- * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
- * and selections allocate device memory in each call. The thread's current device is the same
- * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
- * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's own
- * text, as when this build has no code for the GPU). */
-XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
-
-/* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
- * first. NULL is fine. */
-XD_API void xd_cuda_destroy(xd_cuda *cuda);
-
-#endif
-
-
-/* >>comm/collective */
-
-/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the
- * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
- * it was made with.
- *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
- * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
- * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
- * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
- * message. After either the group goes on.
- *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
- * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
- * with all groups that were split from the same world: every later call returns PEER at once with the
- * culprit's name.
- *
- * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
- * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
- * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
- * no other overlap.
- *
- * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
- * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
- * only: UNSUPPORTED for other. */
-typedef struct xd_comm xd_comm;
-
-/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
-typedef enum xd_collective_kind {
-    XD_COLLECTIVE_BARRIER = 1,
-    XD_COLLECTIVE_BROADCAST,
-    XD_COLLECTIVE_ALL_REDUCE,
-    XD_COLLECTIVE_REDUCE_SCATTER,
-    XD_COLLECTIVE_ALL_GATHER,
-    XD_COLLECTIVE_ALL_TO_ALL,
-    XD_COLLECTIVE_GATHER,
-    XD_COLLECTIVE_SCATTER,
-    XD_COLLECTIVE_SEND, /* the last two concern two ranks only */
-    XD_COLLECTIVE_RECV,
-    XD_COLLECTIVE_AGREE,
-    XD_COLLECTIVE_SPLIT
-} xd_collective_kind;
-
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
- * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
- * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
-typedef struct xd_collective {
-    xd_collective_kind kind;
-    const void *send;
-    void *recv;
-    int64_t count;              /* elements: BROADCAST, ALL_REDUCE, SEND, RECV */
-    const int64_t *send_counts; /* SCATTER, ALL_TO_ALL, REDUCE_SCATTER: elements for each rank */
-    const int64_t *send_displacements;
-    const int64_t *recv_counts; /* GATHER, ALL_GATHER, ALL_TO_ALL: elements from each rank */
-    const int64_t *recv_displacements;
-    xd_dtype dtype;
-    xd_reduce_op op;
-    int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
-     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
-    xd_leaves leaves;
-    void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
-    uint64_t sequence; /* filled in by the library: calls so far on this group */
-} xd_collective;
-
-/* What one handle has moved so far. */
-typedef struct xd_comm_counters {
-    uint64_t calls;      /* collectives completed */
-    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
-    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
-} xd_comm_counters;
-
-/* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
-XD_API int xd_comm_rank(const xd_comm *comm);
-XD_API int xd_comm_size(const xd_comm *comm);
-XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
-XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm);
-XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
-
-/* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
-XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
-
-/* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
-XD_API void xd_comm_destroy(xd_comm *comm);
-
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
- * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
- * error does it for you. */
-XD_API void xd_comm_abort(xd_comm *comm);
-
-/* Returns on every rank after every rank has called. */
-XD_API xd_result xd_barrier(xd_comm *comm);
-/* Copies root's data into every rank's data; [count] elements. */
-XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);
-/* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
-XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
-                               xd_reduce_op op);
-/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
-XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
-                                   xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
-XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
-                               xd_dtype dtype);
-/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
-XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
-                               const int64_t *recv_counts, xd_dtype dtype);
-/* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
-XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
-                           int root);
-XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
-                            xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
- * `from` is itself wrong there is nobody to tell. */
-XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
-XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
-
-/* The general form: explicit displacements, leaves, stream. */
-XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
-
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
- * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
- * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
-XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
-
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
- * = NULL. */
-XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
-
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
- * an error, or returns while others wait for it, makes their calls return PEER. */
-typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
-
-/* Runs `ranks` threads of this process as one world and waits for all of them.
- *
- *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
- *           thread-safe.
- *   error   when not NULL: the error behind the result, the culprit's own where one is known
- *
- * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
- * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
-XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
-                                xd_error *error);
-
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
- * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
- * local; joining is collective and waits at most init_timeout_seconds. */
-typedef struct xd_thread_world xd_thread_world;
-XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
-XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
-XD_API void xd_thread_world_destroy(xd_thread_world *world);
-
 /* >>comm/transport */
 
 /* For writers of transports. */
@@ -2132,240 +4910,11 @@ struct xd_transport {
 /* Wraps a transport into a handle, which then owns it (destroyed with it, also on failure). Local. */
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out);
 
-/* >>comm/leaves */
-
-/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
- * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the
- * number of leaves a rank has. Belongs to its context. */
-typedef struct xd_leaf_stack xd_leaf_stack;
-
-/* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2
- * log2(count) + 1 leaves; one when count is 1. Local. Errors: ARGUMENT (a range outside [0, total)),
- * MEMORY. */
-XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
-
-/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are
- * there. */
-XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
-
-/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every
- * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
-XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
-
-/* Forgets all leaves: the next step begins. NULL is fine. */
-XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
-
-/* Frees the stack. NULL is fine. */
-XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
-
-/* >>comm/topology */
-
-/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
- * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
- * group a mesh is made over.
- *
- * Row-major: the last axis varies fastest. The rank at coordinate c is
- *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
-
-#define XD_MESH_AXES_MAX 8
-#define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
-
-/* One named axis of a mesh. */
-typedef struct xd_axis {
-    const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
-    int size;         /* -1 on at most one axis -> what the other axes leave of the world */
-} xd_axis;
-
-/* A value; copies share `ranks`, which the owner of the topology keeps alive. */
-typedef struct xd_topology {
-    int axis_count; /* 0 -> no mesh at all (see xd_topology_from_config) */
-    int size[XD_MESH_AXES_MAX];
-    char name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX]; /* "" -> no name */
-    int rank_count;                                /* product of the sizes */
-    const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
-} xd_topology;
-
-/* Axes over a world of world_size ranks.
- *
- *   axes    axis_count of them, slowest first
- *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
- *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
- * sizes do not multiply to the number of ranks, or do not divide it for -1). */
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out);
-
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
- * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
- * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
- * Errors: ARGUMENT, TOPOLOGY as above. */
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out);
-
-/* What happens over the data axis in the configuration form. */
-typedef enum xd_data_parallel {
-    XD_DATA_PARALLEL_NONE = 0,
-    XD_DATA_PARALLEL_DDP,
-    XD_DATA_PARALLEL_FSDP2
-} xd_data_parallel;
-
-/* The configuration form: axes (dp, tp, domain), domain fastest. */
-typedef struct xd_parallelism {
-    xd_data_parallel data; /* what happens over dp */
-    int tensor;            /* 0 -> 1 */
-    int domain;            /* 0 -> 1 */
-    bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
-} xd_parallelism;
-
-/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
- * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
- * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
- * `replicas`). */
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
-                                         xd_topology *out);
-
-/* The two grids of a mixture-of-experts run over one world. */
-typedef struct xd_expert_desc {
-    int world_size;
-    int tp, cp, ep, pp;      /* 0 -> 1 */
-    int expert_tp;           /* 0 -> tp */
-    int optimizer_instances; /* 0 -> 1; must divide dp * cp */
-    int virtual_pipeline;    /* 0 -> none; needs pp > 1 */
-    const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
-} xd_expert_desc;
-
-/* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
- * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
- * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
- * of the two grids differ). */
-XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
-                                     xd_topology *expert);
-
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
- * TOPOLOGY. */
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out);
-
-/* Index of the axis of that name; -1 when there is none. */
-XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
-
-/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
- * not matter. Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
-                                  unsigned *mask);
-
-/* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
-XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
-XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
-
-/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
- * row-major order.
- *
- *   ranks        [rank_count]: group after group
- *   group_size   ranks in each group
- *
- * Errors: as xd_topology_axes. */
-XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
-                                    int *group_size);
-
-/* As above with the axes as bits. Returns the group size. */
-XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks);
-
-/* Same axes, names and rank list. */
-XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b);
-
-/* 64-bit FNV-1a, continued from seed (0 starts), and the hash of a topology that ranks compare. */
-XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
-XD_API uint64_t xd_topology_hash(const xd_topology *topology);
-
-/* >>comm/mesh */
-
-/* Named axes over the ranks of a world, with a communicator for every axis and set of axes that is asked for.
- *
- * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a
- * partition of the ranks that was once made into groups is never made twice. A mesh refers to its world,
- * which must outlive it; meshes may be destroyed in any order. */
-typedef struct xd_mesh xd_mesh;
-
-/* What to build a mesh from. Read during the call only. */
-typedef struct xd_mesh_desc {
-    xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
-    const int *ranks; /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
-    int rank_count;
-    int world_size;              /* what the sizes must multiply to; 0 -> no such check */
-    const xd_topology *topology; /* instead of axes and ranks; NULL -> use those */
-    xd_mesh *share; /* another mesh over the same world, whose communicators are used too; may be NULL */
-} xd_mesh_desc;
-
-/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job
- * or not.
- *
- * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single
- * axes made, axes left to right. The mesh that spans the world in order uses the world's communicator, an
- * axis of size 1 needs none of its own.
- * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of
- * another world), MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on
- * failure. */
-XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
-
-/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table goes. */
-XD_API void xd_mesh_destroy(xd_mesh *mesh);
-
-/* Local facts. A derived mesh's topology lists its own axes and ranks. */
-XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh);
-XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
-XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
-
-/* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
- * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
-XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
-XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
-
-/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not
- * matter, the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
- * axis of a one-axis mesh.
- *
- * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the
- * groups and is collective over all members of the root mesh; later calls, and calls for one axis, are local.
- * The mesh owns the communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
-XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
-
-/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are
- * resolved even when `mesh` is itself a slice. Flattened names may be used. Local.
- * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member),
- * MEMORY. */
-XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
-
-/* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and
- * groups later. name NULL -> the names joined with '_'. The same name again must mean the same axes; the name
- * of a root axis only itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH,
- * MEMORY. */
-XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
-
-/* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
- * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out);
-
-/* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
-XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
-
-/* Compares a hash over the group. Collective. `what` names the thing in the message.
- * Errors: MISMATCH on every rank, naming those that differ from rank 0. */
-XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
-
-
 /* >>tensor/interval */
 
 /* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
  * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
  * unless it says so. */
-
-/* The indices begin <= i < end. */
-typedef struct xd_interval {
-    int64_t begin, end;
-} xd_interval;
 
 /* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
  * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
@@ -2401,19 +4950,6 @@ XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *
  * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
- * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
- * that the common part of two of them always fits. */
-#define XD_LAYOUT_INTERVALS_MAX 16
-#define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
-
-/* A product of interval lists, one for each dimension. */
-typedef struct xd_region {
-    int ndim;
-    int count[XD_DIMS_MAX];
-    xd_interval interval[XD_DIMS_MAX][XD_REGION_INTERVALS_MAX];
-} xd_region;
-
 /* The region that is the whole of a shape. */
 XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 
@@ -2438,2518 +4974,6 @@ XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
  * common index once, in ascending order. */
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
-
-/* >>tensor/layout */
-
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
- * asked for without communication. */
-
-/* What one mesh axis does with a tensor. */
-typedef enum xd_placement_kind {
-    XD_REPLICATE = 0, /* every rank of the axis holds the same */
-    XD_SHARD,         /* the ranks of the axis split a dimension */
-    XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
-} xd_placement_kind;
-
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
- * pieces by xd_chunk unless one of the other forms is chosen. */
-typedef struct xd_placement {
-    xd_placement_kind kind;
-    int dim;                      /* SHARD: tensor dimension; negative counts from the end */
-    xd_reduce_op op;              /* PARTIAL */
-    const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
-    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
-    const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
-} xd_placement;
-
-/* What to build a layout from. Read during the call only. */
-typedef struct xd_layout_desc {
-    int ndim;                                 /* 0 is a scalar */
-    int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
-    const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
-    xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
-    /* Mesh axes in the order in which they split; all zero -> left to right. FSDP over TP: TP first. */
-    int order[XD_MESH_AXES_MAX];
-} xd_layout_desc;
-
-typedef struct xd_layout xd_layout; /* immutable */
-
-/* A layout. desc and all it points to are copied.
- *
- * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
- * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
- * than 2^62 elements), UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals),
- * MEMORY. */
-XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
-XD_API void xd_layout_destroy(xd_layout *layout);
-
-/* The desc with defaults filled in and pointers to the layout's own copies. */
-XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
-
-/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an
- * empty region, never an error. */
-XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
-
-/* Elements of the whole tensor. */
-XD_API int64_t xd_layout_numel(const xd_layout *layout);
-
-/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: MEMORY. */
-XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
-XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
-
-/* Of everything that decides where an element lies; what ranks compare. */
-XD_API uint64_t xd_layout_hash(const xd_layout *layout);
-
-/* >>tensor/tensor */
-
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
- * elements are: those of xd_layout_region, ascending in every dimension. */
-typedef struct xd_tensor {
-    void *data; /* may be NULL when the part is empty */
-    xd_dtype dtype;
-    int device; /* 0 is the CPU */
-    int ndim;
-    int64_t shape[XD_DIMS_MAX];  /* local */
-    int64_t stride[XD_DIMS_MAX]; /* elements */
-    const xd_layout *layout;     /* must outlive the view */
-} xd_tensor;
-
-/* A dense view of the part that `rank` holds; a rank outside the mesh gets data NULL and extents 0. Local. */
-XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
-
-/* Elements of the local part; 0 for a rank outside the mesh, also of a scalar. */
-XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
-
-/* Bytes a dense part of that many elements takes on `rank`. */
-XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
-
-/* >>tensor/redistribute */
-
-/* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
- *
- * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
- * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
- * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
- * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
- * gather. */
-
-/* What to build a plan from. Read during the call only. */
-typedef struct xd_redistribution_desc {
-    const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
-    xd_dtype dtype;
-    int ranks;               /* of the world */
-    int rank;                /* whose part of the plan this is */
-    const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
-    const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
-} xd_redistribution_desc;
-
-/* A redistribution worked out for one rank: immutable, reusable. */
-typedef struct xd_redistribution xd_redistribution;
-
-/* Local and pure: every rank's plan can be made anywhere.
- * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
- * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
- * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
-XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
-                                          xd_redistribution **out);
-XD_API void xd_redistribution_destroy(xd_redistribution *plan);
-
-/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
- * gaps. */
-typedef struct xd_redistribution_step {
-    const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
-    const int64_t *recv_counts, *recv_displacements;
-    int64_t send_count, recv_count; /* their sums */
-    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
-    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
-    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
-    bool reduces;          /* partial pieces are combined on arrival */
-} xd_redistribution_step;
-
-/* How many steps the plan has, and step `index` of them. Local. */
-XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
-/* Step `index` of the plan. Local. */
-XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
-
-/* Payload bytes this rank sends to others, over all steps: what the transport will count. */
-XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan);
-
-/* Extents of the destination on this rank: those of `to`, or of its part of the window. */
-XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape);
-
-/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_redistribution_create gave (plan is then
- * NULL). Collective. Errors: PEER, MISMATCH. */
-XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
-
-/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
- * the plan's own buffers are in memory of the context's device.
- * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
- * undefined only where the error came after data had moved. */
-XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
-                                           void *destination);
-
-/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
- * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
- * elements; a step that reduces uses recv as scratch. */
-XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
-                                        void *send);
-XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
-                                          void *recv, void *destination);
-
-/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
- * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
- * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
-XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
-
-/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL
- * outside the mesh). Partial values are reduced. Collective over the world. */
-XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
-
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
- * world.
- *
- *   out   on root: product of (end - begin) elements; NULL elsewhere
- *
- * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
- * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
- * range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out);
-
-
-/* >>train/param */
-
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
- * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
- * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
-typedef struct xd_param {
-    const char *name;
-    void *value;             /* [count] */
-    void *gradient;          /* [count]; NULL -> none in this step, the parameter is passed over */
-    xd_dtype dtype;          /* of value */
-    xd_dtype gradient_dtype; /* NONE -> F32 */
-    int64_t count;           /* elements here */
-    const int64_t *shape;    /* [dims] local shape, compared when averages are loaded; NULL -> flat */
-    int dims;
-    int group;     /* index into the optimizer's groups */
-    bool frozen;   /* never stepped, not in norms; averaged like the others */
-    bool buffer;   /* not a parameter: never stepped, not in norms, copied instead of averaged */
-    bool no_decay; /* no weight decay (biases, norms) */
-    bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
-                    * those that hold an element leaves this false */
-} xd_param;
-
-/* >>train/optimizer */
-
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
- * bits however the parameters are cut. Master copies and moments are f32. */
-typedef struct xd_optimizer xd_optimizer;
-
-/* Which update. */
-typedef enum xd_optimizer_kind {
-    XD_OPTIMIZER_ADAMW = 0, /* the default: decoupled weight decay */
-    XD_OPTIMIZER_ADAM_L2,   /* weight decay as an L2 term of the gradient */
-    XD_OPTIMIZER_SGD        /* momentum, neither dampened nor Nesterov's; weight decay as in ADAM_L2 */
-} xd_optimizer_kind;
-
-/* What differs between groups of parameters; xd_param.group is the index. */
-typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
-    double weight_decay;        /* instead of the optimizer's; 0: none */
-} xd_optimizer_group;
-
-/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
-typedef struct xd_optimizer_desc {
-    const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
-    int64_t param_count;
-    xd_optimizer_kind kind;
-    double learning_rate;
-    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
-    double beta2;
-    double eps;                       /* Adam; 0 -> 1e-8 */
-    double momentum;                  /* SGD */
-    double weight_decay;              /* of every group, when there is no list of them */
-    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
-    int group_count;
-    bool maximize; /* climb instead of descend */
-} xd_optimizer_desc;
-
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
- * context's device. */
-typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
-    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
-    float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
-    int64_t *step;     /* updates so far */
-} xd_optimizer_state;
-
-struct xd_ema;
-
-/* Modifiers of one step. */
-typedef struct xd_optimizer_step_desc {
-    /* Both in memory of the context's device. */
-    const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
-                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the
-                                  * bit. NULL or 1 -> none */
-    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema
-        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
-                         * bit. When it was created over the optimizer's own list it costs one pass over memory
-                         * instead of two. NULL -> none */
-} xd_optimizer_step_desc;
-
-/* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
- * AdamW and Adam have betas 0.9 and 0.999 and eps 1e-8, AdamW weight decay 1e-2, the others none; SGD has no momentum.
- * Pure. */
-XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
-XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
-XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
-
-/* Creates an optimizer; masters start as the present values. One allocation holds everything.
- *
- *   desc   read during the call, except desc->params
- *
- * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
-XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
-
-/* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
-XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
-
-/* The desc in force, every default filled in. */
-XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
-
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
- * one. */
-XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
-
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
- * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
- *
- *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
- *             see the status, always false. Parameters, state and step counts are right all the same
- *
- * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
- * written then. */
-XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
-                                   bool *skipped);
-
-/* State of parameter `index` of the list; all NULL when it is out of range. */
-XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
-
-/* >>train/clip */
-
-/* What a gradient norm covers. Zero is the default of every field. */
-typedef struct xd_gradient_norm_desc {
-    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
-    int64_t param_count;
-    xd_norm_type type; /* 0 -> XD_NORM_L2 */
-    double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
-    xd_clip_form form;
-    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
-} xd_gradient_norm_desc;
-
-/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
- * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
-typedef struct xd_gradient_norm {
-    double norm;        /* infinity or NaN when an element is */
-    int64_t not_finite; /* elements over all ranks, replicas counted each */
-    float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
-    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
-} xd_gradient_norm;
-
-/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
- * replicas only the one that does not say `replica`.
- *
- *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
- *          NULL -> this rank alone
- *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
- * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
- * split.
- * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
-XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
-                                          xd_gradient_norm *out);
-
-/* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
- * Errors: DTYPE, before anything is written. */
-XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
-                                   float coefficient);
-
-/* >>train/ema */
-
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
- * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
- * uneven and empty shards included; so nothing here communicates. */
-typedef struct xd_ema xd_ema;
-
-/* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
-typedef enum xd_ema_schedule {
-    XD_EMA_CONSTANT = 0, /* decay */
-    XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
-    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg, under the ramp at most
-                          * i * batch_size * rampup_ratio */
-    XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
-} xd_ema_schedule;
-
-/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
-typedef struct xd_ema_desc {
-    xd_ema_schedule schedule;
-    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
-    double gamma;            /* POWER; at least -1 */
-    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
-    double rampup_ratio;     /* HALFLIFE; at least 0 */
-    bool disable_rampup;     /* HALFLIFE */
-    int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
-    int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype; /* every shadow in its parameter's own dtype instead */
-    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
-    const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
-                                      * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
-                                      * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
-    int strip_count;
-} xd_ema_desc;
-
-/* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
- * EMAConfig). Pure. */
-XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
-
-/* What is saved beside the shadows. */
-typedef struct xd_ema_record {
-    int format_version; /* 1 */
-    int64_t iteration;  /* of the last update, effective or not */
-    bool initialized;   /* the shadow holds an average, not just the weights of creation */
-    xd_ema_desc config;
-} xd_ema_record;
-
-/* How two lists of names met. */
-typedef struct xd_ema_match {
-    int64_t matched;
-    int64_t missing_in_shadow; /* in the caller's list only */
-    int64_t missing_in_target; /* in the shadow only */
-    int64_t wrong_shape;       /* in both, with other element counts or shapes */
-    char names[200];           /* the first five that did not match, ", " between */
-} xd_ema_match;
-
-/* The iteration that xd_ema_update counts by itself: one after the last. */
-#define XD_EMA_NEXT INT64_C(-1)
-
-/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
- * iteration. */
-XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
-
-/* Creates shadows holding the present values.
- *
- *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
- *            tied: one shadow, under the first name, and both names find it
- *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
- *
- * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
- * stripped; no name), DTYPE, MEMORY. */
-XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                               xd_ema **out);
-
-/* Frees the shadows. NULL is fine. */
-XD_API void xd_ema_destroy(xd_ema *ema);
-
-/* Once after every step of the model's optimizer:
- *   iteration < start_iteration                            nothing
- *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
- *   otherwise                                              parameters averaged, buffers copied
- *
- *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
- *               device the host does not see it: the values stay, the counter goes on
- *
- * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
-XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
-
-/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
- * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
- * view. */
-XD_API int64_t xd_ema_count(const xd_ema *ema);
-XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
-
-/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
- * to evaluate, to save.
- *
- *   lenient   false -> every name must be in both lists, tied names apart
- *   match     when not NULL: receives the counts, also on failure
- *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
- * written then. */
-XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
-                                xd_ema_match *match);
-
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
- * changed.
- *
- *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
- *            counts as initialized when every parameter was filled or the record says so
- *
- * Further errors: FORMAT for a record of another version. */
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match);
-
-/* The state to save beside the shadows; defaults are filled in. */
-XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
-
-
-/* >>io/safetensors */
-
-/* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
- * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
- * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
- * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
-
-/* An open file. */
-typedef struct xd_safetensors xd_safetensors;
-
-/* How the bytes of an open file are reached. */
-typedef enum xd_safetensors_mode {
-    XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
-    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
-} xd_safetensors_mode;
-
-/* How to open a file. Zero is the default of every field. */
-typedef struct xd_safetensors_desc {
-    xd_safetensors_mode mode;
-    size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
-} xd_safetensors_desc;
-
-/* One tensor of an open file; the pointers live as long as the file is open. */
-typedef struct xd_safetensors_info {
-    const char *name; /* UTF-8, without NUL inside */
-    xd_dtype dtype;
-    int ndim;             /* 0 to 64; 0 is a scalar */
-    const int64_t *shape; /* [ndim]; sizes may be 0 */
-    uint64_t begin, end;  /* bytes, relative to the data area */
-} xd_safetensors_info;
-
-/* Opens and checks a file. desc NULL -> defaults. Local.
- * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
-XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
-                                     xd_safetensors **out);
-
-/* The same over bytes in memory, which must outlive the object. Errors: FORMAT, MEMORY. */
-XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                            const xd_safetensors_desc *desc, xd_safetensors **out);
-
-/* Closes; everything obtained from the object is then invalid. NULL is fine. */
-XD_API void xd_safetensors_close(xd_safetensors *file);
-
-/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
-XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
-XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
-
-/* Index of a name, -1 when there is none. O(log count). */
-XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
-
-/* Value of a key of the file's metadata, NULL when there is none. */
-XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
-
-/* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
-XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
-                                       const char **value);
-
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
- * truncated by others while it is mapped raises SIGBUS. */
-XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
-
-/* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte,
-                                           size_t bytes, void *destination);
-
-/* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
- * mode pieces less than 256 KiB apart share a read.
- *   offset, size   [ndim] elements; ignored for a scalar
- * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
-XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
-                                         const int64_t *size, void *destination);
-
-/* ---- writing ---- */
-
-/* One tensor of a file to be written. */
-typedef struct xd_safetensors_entry {
-    const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
-    xd_dtype dtype;   /* required */
-    int ndim;
-    const int64_t *shape; /* [ndim] */
-} xd_safetensors_entry;
-
-/* One pair of the metadata of a file to be written. */
-typedef struct xd_safetensors_pair {
-    const char *key, *value; /* UTF-8 */
-} xd_safetensors_pair;
-
-/* Everything that decides the layout of a file. */
-typedef struct xd_safetensors_writer_desc {
-    const xd_safetensors_entry *entries; /* in any order; the file holds wide dtypes first, then by name */
-    int64_t entry_count;
-    const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
-    int64_t metadata_count;
-    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
-} xd_safetensors_writer_desc;
-
-/* A file being written under a temporary name. */
-typedef struct xd_safetensors_writer xd_safetensors_writer;
-
-/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
- * on nothing but the desc. Local.
- * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
-XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
-                                              const xd_safetensors_writer_desc *desc,
-                                              xd_safetensors_writer **out);
-
-/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
- *   index   of the tensor in desc.entries
- * Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
-XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
-                                                   uint64_t first_byte, size_t bytes, const void *data);
-
-/* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
-XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
-
-/* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
-
-/* >>io/weights_files */
-
-/* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json saying which tensor lies in which file. */
-typedef struct xd_weights_files xd_weights_files;
-
-/* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
- *
- *   desc   for every file; NULL -> defaults
- *
- * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
- * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
- * does not put there. */
-XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                       xd_weights_files **out);
-
-/* Closes all files. NULL is fine. */
-XD_API void xd_weights_files_close(xd_weights_files *model);
-
-/* The files, in the order of their names. */
-XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
-XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
-
-/* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
- * O(log tensors). Errors: MISSING. */
-XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
-                                       int64_t *index);
-
-/* What to write and how to cut it into files. */
-typedef struct xd_weights_writer_desc {
-    const xd_safetensors_entry *entries; /* files are filled in this order */
-    int64_t entry_count;
-    uint64_t
-        max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
-    const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
-    int64_t metadata_count;
-} xd_weights_writer_desc;
-
-/* A model directory being written. */
-typedef struct xd_weights_writer xd_weights_writer;
-
-/* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_writer_create. */
-XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
-                                          const xd_weights_writer_desc *desc, xd_weights_writer **out);
-
-/* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
- * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
-XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
-                                         size_t bytes, const void *data);
-
-/* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
- * would contradict them, and frees the writer, whatever the result.
- * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
-XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
-
-/* Gives up: nothing is left behind. NULL is fine. */
-XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
-
-/* >>io/gather */
-
-/* One tensor of a model and the name it has in the file. */
-typedef struct xd_named_tensor {
-    const char *name;
-    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
-} xd_named_tensor;
-
-/* What to gather and where to write it. */
-typedef struct xd_weights_gather_desc {
-    const char *directory;          /* required; exists where root writes */
-    const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
-    int64_t tensor_count;
-    int root; /* world rank that writes */
-    size_t
-        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
-    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair *metadata;
-    int64_t metadata_count;
-} xd_weights_gather_desc;
-
-/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
- * whole of it. Partial tensors are reduced on the way.
- *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
- * every rank returns an error, and nothing is left behind. */
-XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
-
-
-#ifndef XD_NO_TOKENIZERS
-/* >>text/tokenizer */
-
-/* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
- * rank files (tiktoken), SentencePiece models and Tekken. Ids and cuts are those of the package that owns the
- * form.
- *
- *     xd_tokenizer *tokenizer = NULL;
- *     xd_encoder *encoder = NULL;
- *     xd_encoding e;
- *     XD_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
- *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
- *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
- *
- * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
-
-/* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
-typedef struct xd_tokenizer xd_tokenizer;
-
-/* What one thread needs to encode: buffers, and a cache of words it has seen. */
-typedef struct xd_encoder xd_encoder;
-
-/* The rules that a rank file lacks: split pattern, normalisation and special tokens of a model family. */
-typedef enum xd_tokenizer_preset {
-    XD_TOKENIZER_PRESET_NONE = 0,
-    XD_TOKENIZER_PRESET_GPT2, /* and r50k, p50k */
-    XD_TOKENIZER_PRESET_CL100K,
-    XD_TOKENIZER_PRESET_O200K,
-    XD_TOKENIZER_PRESET_LLAMA3,
-    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
-    XD_TOKENIZER_PRESET_QWEN
-} xd_tokenizer_preset;
-
-/* A special token given by the caller. */
-typedef struct xd_tokenizer_special {
-    const char *content; /* UTF-8, not empty */
-    int32_t id;
-} xd_tokenizer_special;
-
-/* How to load a tokenizer. Zero is the default of every field. */
-typedef struct xd_tokenizer_desc {
-    xd_tokenizer_preset preset;           /* of a rank file; other forms carry their rules: must be NONE */
-    const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
-    const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
-    int64_t special_count;
-    size_t max_bytes;      /* of the file; 0 -> 256 MiB */
-    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
-                            * text, in place of all that the file says. Both NULL -> what the file says */
-} xd_tokenizer_desc;
-
-/* Loads a file; its form is told from its content.
- *
- *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
- *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
- *                   "single"), BertProcessing, RobertaProcessing, ByteLevel, Sequence
- *   rank file       one "base64 rank" a line; needs a preset or a pattern
- *   .model          SentencePiece BPE with the identity normaliser
- *   Tekken JSON
- *
- * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
- *
- * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
- * its largest id, which is at most 2,097,151 (about 100 MB).
- * Errors: IO; MEMORY; FORMAT for what breaks its form, with its place; UNSUPPORTED for what is well formed
- * but is not done here, by name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
- * fit. */
-XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
-                                   xd_tokenizer **out);
-
-/* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
-
-/* Frees a tokenizer; its encoders must be gone. NULL is fine. */
-XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
-
-/* What a tokenizer is. */
-typedef struct xd_tokenizer_info {
-    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
-    int32_t tokens;   /* ids in use; the others are gaps */
-    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
-                       * around it; names caches and projections */
-    bool byte_level;  /* any bytes survive encoding and decoding */
-    bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
-    int32_t unknown;  /* id for what has no token; -1 when there is none */
-    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
-                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
-                       * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
-                       * none, <|endoftext|> */
-} xd_tokenizer_info;
-
-/* Local. */
-XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *tokenizer);
-
-/* What an id stands for. */
-typedef enum xd_token_kind {
-    XD_TOKEN_KIND_NONE = 0, /* a gap: no such id */
-    XD_TOKEN_KIND_NORMAL,   /* bytes of text */
-    XD_TOKEN_KIND_BYTE,     /* one byte, written only where no other token fits */
-    XD_TOKEN_KIND_ADDED,    /* matched in the text before everything else */
-    XD_TOKEN_KIND_SPECIAL,  /* the same, but only when xd_encode_desc.parse_special is set */
-    XD_TOKEN_KIND_UNKNOWN   /* stands for text without a token; has no bytes */
-} xd_token_kind;
-
-/* One entry of the vocabulary; the pointer lives as long as the tokenizer. */
-typedef struct xd_token {
-    xd_token_kind kind;
-    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL one. Not NUL-terminated */
-    size_t length;        /* 0 when it has none */
-} xd_token;
-
-/* The entry of an id; kind NONE for ids out of range. O(1). */
-XD_API xd_token xd_tokenizer_token(const xd_tokenizer *tokenizer, int32_t id);
-
-/* The NORMAL or BYTE token of exactly these raw bytes, NORMAL first; -1 when there is none. O(length). */
-XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *bytes, size_t length);
-
-/* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
-XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
-
-/* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
- *
- *   skip_special   leave SPECIAL tokens out instead of spelling their names
- *   out            room for `capacity` bytes; NULL with 0 to ask for the length
- *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
- *
- * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
-                                     int64_t count, bool skip_special, char *out, size_t capacity,
-                                     size_t *length);
-
-/* ---- encoding ---- */
-
-/* An encoder for one thread; ctx is that thread's. The tokenizer must outlive it. Local. Errors: MEMORY. */
-XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out);
-
-/* Frees an encoder. NULL is fine. */
-XD_API void xd_encoder_destroy(xd_encoder *encoder);
-
-/* How to encode. Zero is the default of every field. */
-typedef struct xd_encode_desc {
-    bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
-    bool skip_spans;    /* the encoding then has no spans */
-    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
-                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
-} xd_encode_desc;
-
-/* A text's tokens. The arrays belong to the encoder until its next call. */
-typedef struct xd_encoding {
-    int64_t count;
-    const int32_t *ids;         /* [count] */
-    const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
-    const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
-} xd_encoding;
-
-/* Encodes a text.
- *
- *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
- *   desc   NULL -> defaults
- *
- * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
- * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
- * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
- * Decoding with skip_special drops them, when the file calls them special.
- *
- * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
- * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
- * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
- * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
- *
- * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
- * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
- * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
- * too many steps; MEMORY. */
-XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
-                           xd_encoding *out);
-
-#endif
-
-/* >>loss/vocab */
-
-/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
- * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
- * padding of the projection: they take no part, and their gradient is zero. */
-typedef struct xd_vocab xd_vocab;
-
-/* Agrees on the columns [begin, end) of every rank.
- *
- *   tp     the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   begin, end   global columns of this rank; begin == end is legal
- *   size   true columns over all ranks
- *
- * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
- * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
- * xd_vocab_destroy. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
-                                 xd_vocab **out);
-
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
-XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
-
-/* Frees the object; local. NULL is fine. */
-XD_API void xd_vocab_destroy(xd_vocab *vocab);
-
-/* What was agreed, as this rank sees it. */
-typedef struct xd_vocab_info {
-    xd_comm *tp; /* NULL on one rank */
-    int rank, ranks;
-    int64_t begin, end; /* of this rank */
-    int64_t size;
-    const int64_t *offsets;        /* [ranks + 1] */
-    const int64_t *device_offsets; /* the same in memory of the context's device */
-} xd_vocab_info;
-
-/* The agreed cut; the pointers live as long as the object. Local. */
-XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
-
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
- * status is on the host. Local. */
-XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
-
-/* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
-XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
-
-/* >>loss/common */
-
-/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
- * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
-typedef struct xd_loss_common {
-    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
-    bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
-    const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
-    const float *row_weight; /* [T]; NULL -> 1 */
-    const double *scale;     /* one value that multiplies loss and gradient; NULL -> 1 */
-    const xd_denominator *denominator; /* D of the whole step; NULL -> denominator_value */
-    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
-    xd_comm *comm; /* data and sequence axes: results are summed over them; NULL -> this rank's rows only */
-    xd_rows gradient;  /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
-    float *row_loss;   /* [T] without row_weight, scale and D; 0 where not counted; or NULL */
-    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;   /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
-} xd_loss_common;
-
-/* >>loss/denominator */
-
-/* Counts positions over all micro-batches of a step and all ranks of the data and sequence axes.
- *
- *   comm    those axes as one group; NULL -> this rank alone. Never the vocabulary axis: it holds copies.
- *   batches [batch_count] the micro-batches of this rank; the count may differ between ranks and be 0
- *
- *   out     in memory of the tensors' device
- *
- * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
- * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
- * not finite or too large; on a GPU the latter are seen in out->refused, and the losses find nothing counted. */
-XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
-                                      int64_t batch_count, xd_denominator *out);
-
-/* >>loss/shift */
-
-/* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
- * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
- * 2n-1-r). */
-typedef struct xd_shift_desc {
-    int64_t sequences;        /* B */
-    int64_t length;           /* positions of a whole sequence */
-    const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
-    int64_t held;
-    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
-    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;  /* label of positions without one */
-    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
-} xd_shift_desc;
-
-/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
- * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
- * two ranks or none hold, with its number), MEMORY. */
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
-
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
- * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
-XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
-                                            int64_t *positions);
-
-/* >>loss/softmax */
-
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
- * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
- * memory. -infinity is a legal logit of probability
- * zero; NaN and +infinity spread to the row's results.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
-
-/* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
- * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
-XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                              double *log_sum_exp, int64_t *argmax);
-
-/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
- * columns of out are left alone. */
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                xd_rows out);
-
-/* The vector-Jacobian product of xd_log_softmax: gradient = (weight - softmax * sum_v weight) / temperature,
- * the sum over the whole vocabulary. weight and gradient are [T, V/tp]; gradient may be weight or logits. */
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                         double temperature, xd_rows weight, xd_rows gradient);
-
-/* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
- * NaN. */
-XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs);
-
-/* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
- * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
-                                              xd_rows gradient);
-
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
- * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values);
-
-/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
- * collective over comm. */
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                             const xd_positions *positions, xd_comm *comm, double *out);
-
-/* >>loss/loss */
-
-/* Who shares the smoothed probability. */
-typedef enum xd_smoothing {
-    XD_SMOOTHING_TORCH = 0, /* epsilon / V to every class, the target included */
-    XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1) to every other class */
-} xd_smoothing;
-
-/* Whether the divergence is multiplied by tau^2, which keeps its gradient's size as the temperature grows. */
-typedef enum xd_temperature_factor {
-    XD_TEMPERATURE_FACTOR_DEFAULT = 0, /* SQUARED for forward and reverse KL, ONE for the others */
-    XD_TEMPERATURE_FACTOR_SQUARED,
-    XD_TEMPERATURE_FACTOR_ONE
-} xd_temperature_factor;
-
-/* Cross entropy against labels (hard), a divergence from a teacher (soft), or both with one gradient write:
- *
- *   loss = scale / D * sum over counted rows of
- *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
- *
- * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
- * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
- * without columns still gives non-NULL data for the rows it is part of. */
-typedef struct xd_loss_desc {
-    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab;    /* required */
-    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
-    double soft_weight;       /* of the divergence */
-    double temperature;       /* of the soft loss; 0 -> 1 */
-    xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
-    double
-        beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse (GKD) */
-    xd_temperature_factor temperature_factor;
-    double label_smoothing; /* epsilon in [0, 1] */
-    xd_smoothing smoothing;
-    xd_loss_common common; /* labels NULL -> soft loss only */
-} xd_loss_desc;
-
-/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
- * Local. */
-XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
-
-/* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
- *
- * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
- * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
- * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
- * vocabulary and positions.
- * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
- * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
- * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
- * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
- * call returns DATA on every rank; the gradient is then written all the same.
- *
- * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
- * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
-XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
-
-/* >>loss/head */
-
-/* The last layer of a model: logits = hidden weight^T + bias. */
-typedef struct xd_head {
-    xd_rows hidden;    /* [T, H], f32 or bf16 */
-    xd_rows weight;    /* [V/tp, H], f32 or bf16: the rows of this rank's columns of the vocabulary */
-    const float *bias; /* [V/tp]; NULL -> none */
-} xd_head;
-
-/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
- * time, so memory does not grow with T times V. */
-typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, gradient and workspace, which stay zero. The teacher may be logits
-     * here, or the head below, or neither. row counts are those of student.hidden. */
-    xd_loss_desc loss;
-    xd_head student; /* required */
-    xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
-    xd_rows
-        hidden_gradient; /* d loss / d student.hidden, [T, H], f32 or bf16, overwritten; data NULL -> none */
-    float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
-    float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
-    int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
-    bool bf16;       /* multiply in bf16 where the backend does that faster: both sides are rounded first */
-    void *workspace; /* NULL -> taken from the device's allocator for this call */
-    size_t workspace_bytes;
-} xd_head_loss_desc;
-
-/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
-enum { XD_HEAD_TILE = 64 };
-
-/* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
- * for a desc that is not valid. Local. */
-XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
-
-/* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
- * hidden_gradient is whole on every rank of the vocabulary's group.
- *
- * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
- * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
- * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
- * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
- * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
- * for chunk_rows that is not a multiple of 256, MEMORY. */
-XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
-
-/* >>loss/mft */
-
-/* Minimal fine-tuning (NVIDIA Model-Optimizer, MFTLoss): the forward KL from a teacher that is corrected just
- * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
- * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
-typedef struct xd_mft_desc {
-    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, soft_weight,
-     * temperature and temperature_factor count (tau^2 by default); labels also say which rows count. */
-    xd_loss_desc loss;
-    double threshold; /* in [0, 1] */
-    /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
-     * rows that do not count; data NULL -> none. */
-    xd_rows terms;
-} xd_mft_desc;
-
-/* A desc with the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
-XD_API xd_mft_desc xd_mft_defaults(void);
-
-/* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
- * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
- * over comm. */
-XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
-
-/* soft_weight times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
- * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
- * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
- * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
- * the same bits on every CPU and GPU, too. */
-XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
-
-/* >>loss/estimator */
-
-/* Estimators of KL(student || reference) from the log-probabilities of sampled tokens alone, with rho =
- * reference - student (Schulman, "Approximating KL divergence", 2020). */
-typedef enum xd_kl_estimator {
-    XD_KL_K1 = 0, /* -rho: unbiased, may be negative */
-    XD_KL_K2,     /* rho^2 / 2: biased, never negative */
-    XD_KL_K3      /* e^rho - 1 - rho: unbiased, never negative */
-} xd_kl_estimator;
-
-/* Inputs and outputs of xd_kl_estimate, each [count]. */
-typedef struct xd_kl_estimate_desc {
-    const float *logprobs;  /* of the student, for the tokens that were sampled */
-    const float *reference; /* of the reference, for the same tokens */
-    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
-    int64_t count;
-    xd_kl_estimator kind;
-    double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
-    double
-        output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
-                            the two differ most */
-    float *values;    /* the estimates, without weight; or NULL */
-    float *gradient;  /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
-} xd_kl_estimate_desc;
-
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
- * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
- * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
- * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are then written, 0 for such tokens). */
-XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
-
-/* >>loss/topk */
-
-/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
- * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
-                               int64_t *ids);
-
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
- * (J).
- *
- *   mask        [T] 0 -> the position has no say; NULL -> all have
- *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
- *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
- *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                       float *importance);
-
-/* What the teacher shipped for each id. */
-typedef enum xd_topk_values {
-    XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
-    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
-} xd_topk_values;
-
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
- * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
- * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
-typedef struct xd_topk_desc {
-    xd_rows student;       /* required */
-    const xd_vocab *vocab; /* required */
-    int64_t k;             /* required, 1 <= k <= V */
-    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
-    const float *values;   /* [T, k]; NULL -> teacher */
-    xd_topk_values values_kind;
-    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
-    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
-    xd_rows teacher;
-    xd_topk_mode mode;
-    xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
-    double beta;                              /* JSD, MIXED; 0 is the forward KL */
-    double temperature;                       /* 0 -> 1 */
-    xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
-    float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
-} xd_topk_desc;
-
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
-XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
-
-/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
- * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
- * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
-XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
-
-
-/* >>align/align */
-
-/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
- * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
-
-enum {
-    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
-    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
-};
-
-/* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
- * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
-typedef struct xd_aligned_chunk {
-    int32_t student_begin, student_end;
-    int32_t teacher_begin, teacher_end;
-    uint32_t flags;
-} xd_aligned_chunk;
-
-/* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
- * xd_alignment_destroy. */
-typedef struct xd_alignment {
-    xd_aligned_chunk *chunks;
-    int64_t count;
-} xd_alignment;
-
-/* One side of a sequence for xd_align_bytes. */
-typedef struct xd_align_side {
-    const xd_token_span *spans; /* [count] begins do not decrease, ends do not decrease */
-    const uint8_t *roles;       /* [count] xd_token_role, or NULL */
-    const uint8_t *mask;      /* [count] 0: padding, or a prompt that is not trained on; NULL -> all count */
-    const int32_t *documents; /* [count] not decreasing; packed documents never share a chunk. NULL -> one */
-    int64_t count;
-} xd_align_side;
-
-/* What did not align. */
-typedef struct xd_align_report {
-    int64_t chunks, exact;
-    int64_t one_sided;   /* chunks with an empty side */
-    int64_t masked;      /* chunks that do not count because of a mask */
-    int64_t total_bytes; /* of the text covered by the student's tokens */
-    int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
-} xd_align_report;
-
-/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
- * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
- * insertions need no rules of their own.
- *
- *   report  may be NULL
- *
- * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
- * that go backwards, documents that go backwards; MEMORY. */
-XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
-                                xd_alignment *out, xd_align_report *report);
-
-/* One pair of sequences of a batch, and where its chunks go. */
-typedef struct xd_align_job {
-    xd_align_side student, teacher;
-    xd_alignment out;
-    xd_align_report report;
-} xd_align_job;
-
-/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
- * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
- * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
-XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
-
-/* Which side of a chunk. */
-typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
-
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
- * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
- * too. [count] each. Allocates nothing. */
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count);
-
-/* Frees the chunks; an empty alignment is fine. */
-XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
-
-/* >>align/projection */
-
-/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
- * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
- * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
- * votes, never [V_s, V_t]. All calls are local. */
-
-/* ---- votes ---- */
-
-/* A sparse sum of votes over (student id, teacher id). */
-typedef struct xd_votes xd_votes;
-
-/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
-XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
-XD_API void xd_votes_destroy(xd_votes *votes);
-
-/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
-XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
-
-/* A token of one vocabulary, and its text in the tokens of the other. */
-typedef struct xd_pieces {
-    xd_text text; /* "<|...|>" is a special token: it casts no votes here */
-    const int64_t *ids;
-    int64_t count;
-} xd_pieces;
-
-/* A pass over all tokens of one vocabulary. */
-typedef struct xd_votes_pass {
-    const xd_pieces *tokens; /* [count], by id */
-    int64_t count;
-    bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
-    const int64_t *skip; /* [skip_count] tokens that cast no vote */
-    int64_t skip_count;
-    const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
-    int64_t foreign_skip_count;
-} xd_votes_pass;
-
-/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
- * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
- * failure stay. */
-XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
-
-/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
-XD_API void xd_piece_weights(int64_t count, double *weights);
-
-/* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
- * ratio of the strings, J the Jaccard index of their words longer than two letters. */
-typedef struct xd_special_desc {
-    const xd_text *student, *teacher; /* vocabulary strings, by id */
-    int64_t student_count, teacher_count;
-    double threshold;  /* least similarity of a pair */
-    int64_t max_pairs; /* best pairs a student token keeps */
-} xd_special_desc;
-
-/* One pair of similar special tokens. */
-typedef struct xd_special_pair {
-    int64_t student_id, teacher_id;
-    double similarity;
-} xd_special_pair;
-
-/* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
-XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
-                                  int64_t *count);
-
-/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
-XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
-
-/* One cell of the votes. */
-typedef struct xd_vote {
-    int32_t student_id, teacher_id;
-    double weight;
-} xd_vote;
-
-/* All cells, by student id, then teacher id; valid until the next call on votes. */
-XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count);
-
-/* ---- rows ---- */
-
-/* The k best teacher ids of every student id, as the reference's files hold them. ids and weights are one
- * block from the context's allocator; free with xd_projection_rows_destroy. */
-typedef struct xd_projection_rows {
-    int32_t *ids;   /* [rows, k]; -1: no entry */
-    float *weights; /* [rows, k] */
-    int64_t rows, k;
-} xd_projection_rows;
-
-/* Settings of xd_projection_rows_from_votes. */
-typedef struct xd_projection_rows_desc {
-    int64_t k; /* entries of a row, at least 1 */
-    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
-     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
-    bool compat;
-    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
-} xd_projection_rows_desc;
-
-/* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
- * without compat, MEMORY. */
-XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
-                                               xd_projection_rows *out);
-
-/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
- * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
- * student strings than rows; MEMORY. */
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count);
-
-/* Settings of xd_projection_rows_cut. */
-typedef struct xd_projection_cut_desc {
-    int64_t k; /* entries of a row, at least 1 */
-    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
-     * in rows with free slots it also takes part in the sorting, and so appears twice. */
-    bool preserve_last;
-    bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
-} xd_projection_cut_desc;
-
-/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
-XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
-                                        const xd_projection_cut_desc *desc, xd_projection_rows *out);
-
-/* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
- * largest, normalised, the best k; entries below threshold lose their id but keep their weight
- * (minimal_projection_generator.py).
- *
- *   similarities  [rows, columns]
- */
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
-                                                      xd_projection_rows *out);
-
-/* The same with the cosine similarities of two sets of embeddings, a row at a time.
- *
- *   student  [student_count, width]
- *   teacher  [teacher_count, width]
- */
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out);
-
-/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
- * reference's one-sided Sinkhorn step: repeating it changes nothing. */
-XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
-
-/* Frees the rows; empty ones are fine. */
-XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
-
-/* ---- the matrix that losses use ---- */
-
-/* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
-typedef struct xd_projection {
-    int64_t student_size, teacher_size, entries;
-    const int64_t *row_begin;    /* [student_size + 1] */
-    const int32_t *teacher_id;   /* [entries] ascending within a row */
-    const float *weight;         /* [entries] */
-    const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
-    const int32_t *student_id;   /* [entries] ascending within a column */
-    const float *column_weight;  /* [entries] */
-} xd_projection;
-
-/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
- * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
- * or not finite, MEMORY. */
-XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
-                                         int64_t teacher_size, xd_projection *out);
-
-/* From a list of cells in any order; equal ones are added up. */
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
-
-/* Frees the matrix; an empty one is fine. */
-XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
-
-/* ---- the exact map of gold losses ---- */
-
-/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_destroy. */
-typedef struct xd_exact_map {
-    int32_t *student, *teacher; /* [pairs] by student id */
-    int32_t *student_rest;      /* [student_rest_count] ascending */
-    int32_t *teacher_rest;      /* [teacher_rest_count] ascending */
-    int64_t pairs, student_rest_count, teacher_rest_count;
-} xd_exact_map;
-
-/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
- * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict, MEMORY. */
-XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
-                                     bool relaxed, xd_exact_map *out);
-XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
-
-/* >>align/projection_file */
-
-/* Projections as files. Every number is little-endian:
- *
- *      0  8 bytes   "XDPROJ\r\n"
- *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind it
- *     16  u64       student_size
- *     24  u64       teacher_size
- *     32  u64       entries
- *     40  u64       hash of the student's tokenizer
- *     48  u64       hash of the teacher's tokenizer
- *     56  u32       max_pieces
- *     60  u32       k
- *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
- *     68  u32       0
- *     72  f64       special_threshold
- *     80  u64       row_begin [student_size + 1]
- *         u32       teacher_id [entries], ascending within a row
- *         f32       weight [entries], finite and not negative
- *
- * and nothing behind it. All calls are local. */
-
-/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
-typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
-    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
-    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
-} xd_projection_options;
-
-/* What a projection was made of: it is right for these two tokenizers only. */
-typedef struct xd_projection_origin {
-    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
-    xd_projection_options options;
-} xd_projection_origin;
-
-enum {
-    XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
-    XD_PROJECTION_NAME_BYTES = 128
-};
-
-/* max_pieces 4, k 4, special_threshold 0.3 (NeMo-RL), all else off. Pure. */
-XD_API xd_projection_options xd_projection_defaults(void);
-
-/* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
- * Equal origins have equal names, and different ones different names. Pure. */
-XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
-
-/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
- * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin);
-
-/* Reads a projection.
- *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy
- *   origin    what the file says; NULL when it is not needed
- *
- * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
- * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
- * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
- * tokenizers, with all four hashes; MEMORY. */
-XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin);
-
-/* The same over bytes in memory, which are not needed after the call. */
-XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin);
-
-/* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
- *
- *   k  entries a row keeps; 0 -> those of the longest row, at least 2
- *
- * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
-XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
-                                       xd_projection_rows *out);
-
-/* >>align/chunks */
-
-/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
- * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
- * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence.
- *
- * Packed documents and prompts: give both sides of the alignment their documents and masks, take
- * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
- * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves.
- *
- * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
- * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
- * a call has returned. The bits are those of a CPU. */
-typedef struct xd_chunk_map {
-    const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
-    int64_t sequences;  /* B */
-    int64_t held;       /* positions of each sequence on this rank */
-    int64_t chunks;     /* C, the same for every sequence and rank */
-    xd_comm *comm;      /* ranks that hold other positions of the same sequences; NULL -> none */
-} xd_chunk_map;
-
-/* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
- * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
-XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
-
-/* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
- *
- *   values  [B * held, n] f32 or bf16
- *   sizes   [B, C]
- *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
- * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
- * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
- * MEMORY. */
-XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
-                               int64_t *sizes);
-
-/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
- * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
-XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
-                                   int64_t n, double *averages);
-
-/* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
- * without a chunk.
- *
- *   weight    [B, C, n]
- *   gradient  [B * held, n] f32 or bf16
- *
- * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
-XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
-                                            const double *weight, xd_rows gradient);
-
-/* Chunks that a loss counts: tokens on both sides, and not masked.
- *
- *   student_sizes, teacher_sizes  [count]
- *   mask                          [count] 0: the slot is padding; NULL -> none is
- *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
- *   valid                         [count]
- *
- * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
-XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
-                            const uint8_t *exact, int64_t count, uint8_t *valid);
-
-/* >>align/project */
-
-/* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
- * columns.
- *
- *   probs    [T, V/tp] f32 or bf16; this rank's columns
- *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
- *   out      [T, k], the same on every rank of the vocabulary
- *
- * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
- * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
- * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
- *
- * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
- * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
- * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
- *
- * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
- * column outside M, or out of order), MEMORY. */
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
-
-/* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
- * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
- * same bits for every split, and on every device. Errors as xd_project.
- *
- *   weight    [T, k]
- *   gradient  [T, V/tp] */
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
-                                     xd_rows gradient);
-
-/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
- *
- *   projection  in memory of the host; its arrays are read during the call
- *   out         for losses of this context alone, and nothing on the host can read it. Free with
- *               xd_projection_unload, before the device is taken from the context
- *
- * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
- * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
-XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
-
-/* Frees such a copy; an empty one is fine. */
-XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
-
-#ifndef XD_NO_TOKENIZERS
-/* >>align/projection_build */
-
-/* What a projection covers. */
-typedef struct xd_projection_report {
-    int64_t tokens;     /* student ids in use */
-    int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
-    int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
-    int64_t cut;        /* tokens with more than max_pieces pieces */
-    int64_t entries;    /* of the matrix */
-    double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
-    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
-    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
-} xd_projection_report;
-
-/* Builds the projection of two tokenizers from the bytes of their tokens.
- *
- * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
- * the same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as
- * they would be inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces
- * that are the teacher's unknown token get none. Each student id keeps the k best of its votes, scaled to sum
- * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
- * compat rows.)
- *
- *   options  NULL -> xd_projection_defaults()
- *   out      [student's size, teacher's size]; free with xd_projection_destroy
- *   report   NULL when it is not needed
- *   origin   for xd_projection_save; NULL when it is not needed
- *
- * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
- * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
- * 60 an id.
- * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin);
-
-/* The projection from a directory of them: read when a file with the cache name is there, else built and
- * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
- * whole.
- *
- *   directory  must exist
- *   built      false when it was read; NULL when it does not matter
- *
- * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
-                                      xd_projection *out, bool *built);
-
-#endif
-
-/* >>teacher/cache */
-
-/* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
- * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
- * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
- * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
- * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
- * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
- * cache_positions. The position before the piece may go along: it predicts the piece's first token.
- *
- * Every number in the file is little-endian:
- *
- *      0  8 bytes   "XDCACHE\n"
- *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind the header and then of the header from byte 16
- *     16  u64       positions N
- *     24  u64       documents
- *     32  u64       vocabulary
- *     40  u64       hash of the student's tokenizer, 0: any
- *     48  u64       hash of the teacher's tokenizer
- *     56  f64       temperature
- *     64  u64       context: the most tokens before a position that the teacher saw; 0: not said
- *     72  u32       k
- *     76  u32       coding: 0, 1 or 2
- *     80  u32       1: positions have spans
- *     84  12 bytes  0
- *     96  64 bytes  name of the teacher, padded with zeros
- *    160            [N] positions, each
- *                       I bytes       id of the token (I is 2 for a vocabulary of at most 65536, else 4)
- *                       u32, u16      with spans: its first byte in the document's text, and its length
- *                       W bytes       log-probability of the next token at temperature 1
- *                       W bytes       log-probability of the tail at the temperature
- *                       I bytes [k]   ids, likeliest first, the lower id first among equals
- *                       C bytes [k]   their log-probabilities at the temperature
- *                   [documents], each u64 first position, u64 bytes of its text, u32 CRC-32C of it, u32 0
- *
- * and nothing behind it. A log-probability l is an unsigned integer c, or an f32:
- *
- *     coding   C   l of the k ids     W   l of tail and next token
- *     0        1   -c / 16            2   -c / 2048
- *     1        2   -c / 2048          2   -c / 2048
- *     2        4   f32                4   f32
- *
- * The largest c, and -infinity, stand for probability 0; what is less likely than the second largest
- * (e^-15.875 of 8 bits, e^-31.999 of 16) is stored as that. A position of the last token of a document has no
- * next token: its log-probability is that of probability 0. At k = 16 and 8 bits a position takes 54 bytes,
- * 60 with spans. */
-
-/* How log-probabilities of the k ids are stored. */
-typedef enum xd_cache_coding {
-    XD_CACHE_8_BITS = 0, /* to 1/32 nat, which is 3 % of a probability */
-    XD_CACHE_16_BITS,    /* to 1/4096 nat */
-    XD_CACHE_F32
-} xd_cache_coding;
-
-enum {
-    XD_CACHE_MOST_K = 1024,
-    XD_CACHE_NAME_BYTES = 64 /* of a teacher's name, with the zero at its end */
-};
-
-/* What a cache is of. Zero is the default of every field that is not required. */
-typedef struct xd_teacher_cache_desc {
-    int64_t vocabulary;     /* required: ids of the teacher, columns of its logits without padding */
-    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
-    uint64_t student_hash;  /* 0 -> for any student */
-    double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
-    int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
-    xd_cache_coding coding; /* 0 -> 8 bits */
-    bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
-    const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
-    const xd_vocab *vocab;  /* the cut of the logits' columns over ranks; NULL -> all are here; not stored */
-} xd_teacher_cache_desc;
-
-/* ---- writing ---- */
-
-/* A cache on its way to its name. */
-typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
-
-/* Positions that follow each other in a document, and the teacher's logits at them. */
-typedef struct xd_teacher_cache_block {
-    xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
-    const int32_t *ids;         /* [n] the token at each position */
-    const int32_t *next;        /* [n] the token after it: next[i] is ids[i + 1]; -1 -> the document ends */
-    const xd_token_span *spans; /* [n] bytes of the document's text; required with desc.spans */
-} xd_teacher_cache_block;
-
-/* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
- * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
- * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
-                                                const xd_teacher_cache_desc *desc,
-                                                xd_teacher_cache_writer **out);
-
-/* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
- * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
- * empty one. A cache has at least one document. */
-XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
-                                                  size_t bytes);
-
-/* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
- * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
- * 16 bits give the same file for nearly every position and cut. Errors, the same on every rank, nothing is
- * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
- * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
- * -infinity; IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
-                                                const xd_teacher_cache_block *block);
-
-/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
- * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
- * file. */
-XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
-
-/* Gives up: no file, the writer is freed. Local. NULL is fine. */
-XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
-
-/* ---- reading ---- */
-
-/* An open cache. Immutable; may be shared by threads. */
-typedef struct xd_teacher_cache xd_teacher_cache;
-
-/* Everything its header says. */
-typedef struct xd_teacher_cache_info {
-    xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
-    int64_t positions, documents;
-    int64_t text_bytes; /* of all documents */
-    size_t bytes;       /* of the file */
-    uint32_t checksum;
-} xd_teacher_cache_info;
-
-/* A document: positions [first, first + count). */
-typedef struct xd_cached_document {
-    int64_t first, count;
-    int64_t text_bytes;
-    uint32_t text_checksum; /* xd_crc32c(0, text, text_bytes) */
-} xd_cached_document;
-
-/* A position without its k ids. */
-typedef struct xd_cached_position {
-    int32_t id, next;     /* next is -1 at the end of a document */
-    xd_token_span span;   /* zero when the cache has none */
-    double next_log_prob; /* at temperature 1; -infinity without next token */
-    double tail;          /* probability; see xd_teacher_cache_entries */
-} xd_cached_position;
-
-/* Opens a cache by mapping it (a system without maps reads it whole).
- *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *
- * A file is hostile input: it is read through once, and every count, id, order and log-probability is checked
- * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what breaks the
- * form above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
- * with all hashes; MEMORY. Close with xd_teacher_cache_close. */
-XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                       xd_teacher_cache **out);
-
-/* The same over bytes in memory, which must stay as long as the object. */
-XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                              const xd_projection_origin *expected, xd_teacher_cache **out);
-
-/* Closes the cache, in the context that opened it. NULL is fine. */
-XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
-
-/* Local. */
-XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache);
-
-/* Document d of [0, documents). Errors: ARGUMENT. */
-XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
-                                                xd_cached_document *out);
-
-/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions it does not
- * have. */
-XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
-                                       int64_t count, xd_cached_position *out);
-
-/* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
- * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
-XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
-                                          int32_t *ids, double *probabilities);
-
-/* >>teacher/route */
-
-/* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
- * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
- * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
- * teacher's payload, micro-batch by micro-batch:
- *
- *   every rank      xd_route_create
- *   teacher ranks   xd_route_send for each of their micro-batches, or xd_route_slot, fill it, xd_route_post
- *   student ranks   xd_route_take, read the window, xd_route_release, for each of theirs
- *
- * Calls take turns by themselves and go on over any number of steps. A rank on both sides takes once it has
- * posted what xd_route_describe says is due:
- *
- *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
- *
- * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
- * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
- * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
- * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
- * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
- * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
- * of them use messages.
- *
- * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
- * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
- * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
- *
- * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
- * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
- * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
- * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
- * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
- * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
- * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
- * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
- * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
- * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
- * NCCL takes the ids too, and then the host waits for them.
- *
- * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
- * either side and on every transport. */
-typedef struct xd_route xd_route;
-
-/* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
-typedef enum xd_route_payload {
-    XD_ROUTE_LOGITS = 0, /* V_t logits */
-    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
-    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
-} xd_route_payload;
-
-/* Positions [begin, end) of a sample. */
-typedef struct xd_route_span {
-    int64_t begin, end;
-} xd_route_span;
-
-/* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
- * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
- * collectives of their own, have the same samples and micro-batches: then they post in step. */
-typedef struct xd_route_side {
-    int64_t sample_count;           /* 0 -> this rank is not on this side */
-    int64_t sample_begin;           /* its samples are this one and those after it, ... */
-    const int64_t *samples;         /* [sample_count] ... or these, in the order of its micro-batches */
-    int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
-    const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
-    int span_count;
-    int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
-} xd_route_side;
-
-/* What to build a route from. Read during the call only; all but the sides and `dtype` is the same on every
- * rank. */
-typedef struct xd_route_desc {
-    xd_route_payload payload;
-    int64_t samples; /* required; of a step: they are numbered from 0 */
-    int64_t length;  /* required; positions of a sample */
-    int64_t columns; /* required; V_t, k or H */
-    xd_dtype wire;   /* what slots hold, F32 or BF16; NONE -> F32 */
-    xd_dtype dtype;  /* what this rank's windows hold; NONE -> wire */
-    /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
-     * for the next. */
-    int slots;
-    bool messages; /* move by messages, although the ranks may see each other's memory */
-    xd_route_side teacher, student;
-} xd_route_desc;
-
-/* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
-typedef struct xd_route_window {
-    xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
-    const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
-    int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
-    bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
-} xd_route_window;
-
-/* What was agreed, as this rank sees it. */
-typedef struct xd_route_info {
-    int64_t posts; /* micro-batches this rank posts in a step */
-    int64_t takes; /* windows in a step: the same on all student ranks */
-    int64_t due;   /* posts of this rank that the next take waits for */
-    int64_t views; /* of a step's windows on this rank, those that are not copied */
-    int slots;
-    int needed;   /* slots without the one for the next micro-batch */
-    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
-    size_t bytes; /* of rings (all ranks', when shared), windows and messages */
-} xd_route_info;
-
-/* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
- * do not overlap.
- *
- * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
- * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
- * words for each rectangle this rank sends or takes, and for each rank and sample; and what
- * xd_route_info.bytes says.
- * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
- * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
- * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
- * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
-XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
-
-/* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
- * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
- * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
- * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
- * still read it; so does all of a route whose own GPU has not ended by then.
- *
- * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
- * that fails ends the route for all its ranks, and leaves the communicator as it is. */
-XD_API void xd_route_destroy(xd_route *route);
-
-/* What was agreed, and where this rank stands. Local. */
-XD_API xd_route_info xd_route_describe(const xd_route *route);
-
-/* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
- * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
- * before the post gives the same slot.
- *
- * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
- * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
- * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
-XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
-
-/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
- * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
- * not called), DEVICE, those of the communicator. */
-XD_API xd_result xd_route_post(xd_route *route);
-
-/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
- * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
- * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
-XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
-
-/* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
- * STATE (not a student rank; the last window was not released; posts of this rank are due), TIMEOUT and PEER
- * naming the rank. */
-XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
-
-/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
- * when there is none, DEVICE. */
-XD_API xd_result xd_route_release(xd_route *route);
-
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
- * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
- *
- *   vocab   the teacher's vocabulary and its split
- *   logits  [B * held, V_t/tp] f32 or bf16
- *   mask    [B * held] 0 -> the position has no say; NULL -> all have
- *   comm    ranks that hold other positions of the same sequences; NULL -> none
- *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
- *
- * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
- * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
- * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                      xd_rows values);
-
-
-/* >>xtoken/xtoken */
-
-/* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
- * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
- * that are kept:
- *
- *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
- *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
- *              d(c) = sum_J e^a (a - log q)                     reverse: sum_J q (log q - a)
- *   GOLD       alpha, beta = mean_t log_softmax of student and teacher, over their whole vocabularies
- *              d(c) = sum over pairs (s, u) of the exact map of e^beta_u (beta_u - alpha_s)
- *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
- *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
- *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
- *   CACHED     J: the ids that a cache has at the chunk's teacher positions
- *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
- *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
- *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
- *                     reverse: with a and q exchanged
- *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
- *              the chunk's length
- *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
- *
- *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
- *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
- *
- * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
- * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
- * `compat`. */
-typedef enum xd_xtoken_kind {
-    XD_XTOKEN_PROJECTED = 0,
-    XD_XTOKEN_GOLD,
-    XD_XTOKEN_SAME,
-    XD_XTOKEN_CACHED,
-    XD_XTOKEN_LIKELIHOOD
-} xd_xtoken_kind;
-
-/* How LIKELIHOOD compares a chunk's two log-likelihoods. */
-typedef enum xd_likelihood_form {
-    XD_LIKELIHOOD_SQUARED = 0,
-    XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
-} xd_likelihood_form;
-
-/* How several teachers become one KD. */
-typedef enum xd_xtoken_mode {
-    XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
-    /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
-     * their logits. With any other teacher: SUM with static weights. */
-    XD_XTOKEN_AVERAGED_LOGITS,
-    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
-} xd_xtoken_mode;
-
-/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
-typedef enum xd_xtoken_score {
-    XD_XTOKEN_SCORE_NONE = 0,
-    XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
-    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
-    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
-} xd_xtoken_score;
-
-/* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
- * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
-typedef struct xd_xtoken_teacher {
-    xd_xtoken_kind kind;
-    xd_rows logits;                  /* [B * held, >= vocabulary] f32 or bf16; SAME: rows as the student's */
-    int64_t vocabulary;              /* 0 -> the projection's teacher_size, else all columns */
-    const int64_t *student_chunks;   /* [student rows] shifted ids, see xd_chunk_map; not for SAME */
-    const int64_t *teacher_chunks;   /* [rows of logits] */
-    int64_t chunks;                  /* C */
-    const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
-    const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
-                                        there in every call */
-    const xd_exact_map *map;         /* GOLD */
-    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
-     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
-    const int64_t *column_ids;
-    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
-                                        SAME: not used, D is token_denominator */
-    double weight;             /* 0 -> 1 */
-    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
-    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
-    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
-    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
-     * rank; CACHED needs it at the temperature of the desc. */
-    const xd_teacher_cache *cache;
-    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
-                                      or else from logits and labels */
-    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
-     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
-    xd_likelihood_form likelihood;
-    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
-} xd_xtoken_teacher;
-
-/* Sums over comm, for one teacher: numerators and denominators of its metrics. */
-typedef struct xd_xtoken_teacher_values {
-    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
-    double weight;      /* omega_i */
-    double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
-    double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
-    double denominator; /* D_i */
-    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
-    double compared;    /* ... of these; where the loss is not finite nothing agrees */
-} xd_xtoken_teacher_values;
-
-/* Results of one call; sums over comm, the same bits on every rank. */
-typedef struct xd_xtoken_values {
-    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
-    double kd_weight;    /* what was used */
-    double
-        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
-                       the same */
-    double right; /* weight of the counted positions where the student's argmax is the label ... */
-    double tokens; /* ... and of all of them */
-    double token_denominator;
-    int selected; /* SELECT: the teacher; else -1 */
-} xd_xtoken_values;
-
-/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
- * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
- * results, is the host's. Projections may be there or here. */
-typedef struct xd_xtoken_desc {
-    xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
-    const xd_vocab *vocab;      /* required; a projection has its size */
-    int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
-    xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
-    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
-    const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
-    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
-    const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
-    int teacher_count;
-    xd_xtoken_mode mode;
-    xd_xtoken_score score;        /* SUM: NONE -> static weights */
-    double alpha;                 /* of dynamic weights; 0 -> 1 */
-    bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
-    double temperature;           /* 0 -> 1 */
-    bool reverse;                 /* KL(student || teacher) */
-    bool exact_only;              /* only chunks whose sides spell the same text */
-    int64_t columns;              /* size of J; 0 -> 8192 */
-    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
-    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
-    double ce_weight;             /* 0 -> 0.1 */
-    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
-    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
-     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
-     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
-     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
-     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
-    bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
-     * than 16 MB hold, of [V_t] words each. */
-    int64_t tile;
-    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
-                         separate and f32; data NULL -> values only */
-    xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
-    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
-    void *workspace;                          /* NULL -> taken from the allocator for this call */
-    size_t workspace_bytes;
-} xd_xtoken_desc;
-
-/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
- * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
- * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
- * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
- * and 32 a row of logits.
- * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
- * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
- * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
- * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
- * an invalid desc. Local. */
-XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
-
-/* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
- * weights and the choice of columns are constants in it.
- *
- * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
- * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
- * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
- * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
- * value and gradient have the same bits for every split of vocabulary, positions and sequences.
- *
- * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
- * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
- * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
- * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
- * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
- * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
- * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
- *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
- * chunk. Nothing counted at all: everything is zero and status says so. */
-XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
-
-/* >>xtoken/uld */
-
-/* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
- * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
- * compared. */
-
-/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
- * others. */
-typedef enum xd_uld_merge {
-    XD_ULD_BAYESIAN =
-        0,          /* the last token's distribution times the probabilities of those before it; row t - 1
-                            predicts token t */
-    XD_ULD_OBSERVED /* TRL's default: the first token's times the later ones', with row t taken for the
-                            prediction of token t, off by one; for parity */
-} xd_uld_merge;
-
-/* One side of a sequence. */
-typedef struct xd_uld_side {
-    xd_rows logits;     /* [T, >= vocabulary], f32 or bf16; whole rows: the vocabulary is not split */
-    int64_t vocabulary; /* true columns */
-    const int64_t *ids; /* [T] the sequence's tokens */
-    double temperature; /* 0 -> 1 */
-} xd_uld_side;
-
-/* One sequence. */
-typedef struct xd_uld_desc {
-    xd_uld_side student, teacher;
-    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
-    int64_t chunk_count;
-    xd_uld_merge merge;
-    /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
-     * TRL, the rest sorted. NULL: all of it sorted. */
-    const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
-    int64_t matched_count;
-    double matched_weight, unmatched_weight;
-    double beta;        /* of the JSD; 0 forward, 1 reverse */
-    double denominator; /* 0 -> chunks with two sides */
-    double scale;       /* of loss and gradient; 0 -> 1 */
-    xd_rows gradient;   /* d loss / d student logits, all columns written; may be the student's memory; data
-                              NULL -> none */
-} xd_uld_desc;
-
-/* What a sequence gave. */
-typedef struct xd_uld_values {
-    double loss;               /* scale (weights) times the two below, over the denominator */
-    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
-    int64_t chunks;            /* with two sides */
-} xd_uld_values;
-
-/* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
- * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
- * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
- * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
- * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
- * enough for.
- * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
- * written. */
-XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
-
-
-/* >>compat/canonical */
-
-/* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
- * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
- * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
-
-/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
- * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
-XD_API int64_t xd_canonical_token(xd_text token, char *out);
-
-/* A canonical sequence: token i is text[offsets[i] .. offsets[i + 1]) and stands for the original tokens
- * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_destroy. */
-typedef struct xd_canonical {
-    char *text;
-    int64_t *offsets; /* [count + 1] */
-    int32_t *origin;  /* [count + 1] */
-    int64_t count;
-} xd_canonical;
-
-/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
- * Errors: MEMORY. */
-XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
-XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
-
-/* >>compat/align_dp */
-
-/* Settings of xd_align_dp. */
-typedef struct xd_align_dp_desc {
-    int max_combination; /* tokens that one token may match; 0 -> 4 */
-} xd_align_dp_desc;
-
-/* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
- * programme over token surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>"), anchored by
- * unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
- * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
- * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out);
-
-/* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
- * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
- * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
- * alone, a teacher token alone, one student token to n, one teacher token to n. */
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score);
-
-/* >>compat/compat */
-
-/* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
-
-/* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
- * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
- *
- *   student, teacher  [T, V] f32 or bf16, on one rank
- *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
- *   denominator       what the sum is divided by; not 0
- *   gradient          d loss / d student; data NULL -> none; may be student's memory
- *   loss              of the host
- *
- * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
- * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
-XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
-                                                double denominator, xd_rows gradient, double *loss);
-
-/* The denominators of TRL's generalised JSD over [B, T, V] logits; the loss itself is xd_loss with
- * denominator_value.
- *   counted  positions whose label counts, or B * T without labels */
-typedef enum xd_compat_reduction {
-    XD_COMPAT_BATCHMEAN = 0, /* counted positions with labels; the first axis, B, without */
-    XD_COMPAT_SUM,
-    XD_COMPAT_MEAN /* elements: positions times V */
-} xd_compat_reduction;
-XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t batch, int64_t counted,
-                                        int64_t vocabulary, bool labels);
-
-/* The denominators of Model-Optimizer's logits loss over [N, V]: batchmean N, mean N * V, sum 1. */
-XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary);
-
-/* >>compat/uld_chunks */
-
-/* One side of a sequence as TRL sees it. */
-typedef struct xd_uld_trl_side {
-    const int64_t *labels;      /* [count] -100 where not trained on */
-    const xd_token_span *spans; /* [count] bytes of the completion */
-    int64_t count;
-    bool skip_eos; /* the last token of the span is left out, whatever it is */
-} xd_uld_trl_side;
-
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
- * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
- * MEMORY. */
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out);
-
-/* >>compat/route_plan */
-
-/* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
- * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves
- * nothing and talks to nobody, so every rank can make that of any other. */
-
-/* What one teacher rank holds of a sequence's logits: positions by vocabulary. */
-typedef struct xd_teacher_shard {
-    int64_t position_begin, position_end;
-    int64_t vocabulary_begin, vocabulary_end;
-} xd_teacher_shard;
-
-/* A rectangle to copy: `positions` x `columns` elements, from a place in the shard's own rows to one in the
- * rows of the window. */
-typedef struct xd_teacher_piece {
-    int64_t shard;
-    int64_t from_position, from_column;
-    int64_t to_position, to_column;
-    int64_t positions, columns;
-} xd_teacher_piece;
-
-/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
- *
- *   shards  [count]; empty ones, and those outside the window, give no piece
- *   pieces  [count]; *piece_count of them are written
- *
- * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
- * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
- * some of it is in no shard, with how much. */
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
-                                  int64_t *piece_count);
-
-/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
- * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
- * either, DTYPE. */
-XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
-                                       xd_rows window);
 
 
 #endif /* XDISTILL_H */
@@ -5332,6 +5356,7 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 
 /* The context: settings, errors, log, memory for the length of a call. */
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -5402,14 +5427,48 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
     xdi_files_defaults(&d->files);
 }
 
-XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
+XD_API int xd_version(void) {
+    return XD_VERSION;
+}
+
+/* A refusal before there is a context: one line for the logger of the desc, if it has one. */
+static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...)
+    XD_PRINTF(3, 4);
+static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...) {
+    char line[200];
+    va_list arguments;
+    if (!desc || !desc->logger.write || desc->log_level == XD_LOG_NONE) return result;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    desc->logger.write(desc->logger.user, XD_LOG_ERROR, line);
+    return result;
+}
+
+/* What the whole desc was read for; the logger stands at the same place in every version. */
+static xd_result xdi_ctx_validate(const xd_ctx_desc *desc, const xd_ctx_desc *d) {
+    /* The negated form also refuses NaN. */
+    if (!(d->timeout_seconds > 0.0) || !(d->init_timeout_seconds > 0.0))
+        return xdi_ctx_refuse(desc, XD_ERROR_ARGUMENT,
+                              "timeout_seconds %g and init_timeout_seconds %g must be positive",
+                              d->timeout_seconds, d->init_timeout_seconds);
+    if (!xd_cpu_supports(d->cpu))
+        return xdi_ctx_refuse(desc, XD_ERROR_UNSUPPORTED, "CPU level %s is asked for, this machine has %s",
+                              xd_cpu_level_name(d->cpu), xd_cpu_level_name(xd_cpu_best()));
+    return XD_OK;
+}
+
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
     xd_ctx_desc d;
+    if (version / 100 != XD_VERSION / 100)
+        return xdi_ctx_refuse(desc, XD_ERROR_MISMATCH,
+                              "declarations of version %d.%d.%d, but the implementation is %d.%d.%d",
+                              version / 10000, version / 100 % 100, version % 100, XD_VERSION_MAJOR,
+                              XD_VERSION_MINOR, XD_VERSION_PATCH);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ctx_defaults(&d);
-    /* The negated form also refuses NaN. */
-    if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
-    if (!xd_cpu_supports(d.cpu)) return XD_ERROR_UNSUPPORTED;
+    XD_TRY(xdi_ctx_validate(desc, &d));
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
@@ -40997,4 +41056,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d6f1e551333e30f56e593ea27178ac7aa9b431d042fbb1b373dfbec7d99270a0 */
+/* xdistill sha256 8ba032c0cfa0781c95ad19ac03da76dc1340fb54d09ab3f4ba4d582a99dcf299 */

@@ -1,4 +1,4 @@
-/* xdistill_cuda.cu - v0.1.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+/* xdistill_cuda.cu - v0.2.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
 
        nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
        nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
@@ -8059,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 fcfb419581782c5c9ba8930833625af2608417d0a49e783486c750b1c2f8dd5b */
+/* xdistill sha256 1ed6b8e0d9017a88b6c4a5bc15e9c98607fe64b05afde236a6a2a74bd718582d */

@@ -1,4 +1,4 @@
-/* xdistill.h - v0.1.0 - distributed distillation in one C99 header. License at the end of the file.
+/* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
    In *one* C or C++ file:                          Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
@@ -20,23 +20,91 @@
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
-/* ---- declarations, in the order of the layers ---- */
+/* ---- for users, in the order in which they meet it ---- */
+
+/* Results and contexts. */
 #include "base/config.h"
-#include "base/dtype.h"
 #include "base/result.h"
+#include "base/dtype.h"
+#include "base/half.h"
 #include "base/memory.h"
 #include "base/cpu.h"
 #include "base/file.h"
 #include "base/context.h"
+#include "kernel/types.h"
+#include "kernel/cuda.h"
+
+/* Ranks and meshes. */
+#include "comm/collective.h"
+#include "comm/leaves.h"
+#include "comm/topology.h"
+#include "comm/mesh.h"
+
+/* Tensors. */
+#include "tensor/region.h"
+#include "tensor/layout.h"
+#include "tensor/tensor.h"
+#include "tensor/redistribute.h"
+
+/* Losses. */
+#include "loss/vocab.h"
+#include "loss/common.h"
+#include "loss/denominator.h"
+#include "loss/shift.h"
+#include "loss/loss.h"
+#include "loss/head.h"
+#include "loss/topk.h"
+#include "loss/mft.h"
+#include "loss/softmax.h"
+#include "loss/estimator.h"
+
+/* Tokenizers and alignment. */
+#include "base/text.h"
+#ifndef XD_NO_TOKENIZERS
+#include "text/tokenizer.h"
+#endif
+#include "align/align.h"
+#include "align/projection.h"
+#include "align/projection_file.h"
+#ifndef XD_NO_TOKENIZERS
+#include "align/projection_build.h"
+#endif
+#include "align/chunks.h"
+#include "align/project.h"
+
+/* Teachers. */
+#include "teacher/cache.h"
+#include "teacher/route.h"
+#include "xtoken/xtoken.h"
+#include "xtoken/uld.h"
+
+/* Training. */
+#include "train/param.h"
+#include "train/optimizer.h"
+#include "train/clip.h"
+#include "train/ema.h"
+
+/* Files. */
+#include "io/safetensors.h"
+#include "io/weights_files.h"
+#include "io/gather.h"
+
+/* What reproduces other trainers. */
+#include "compat/canonical.h"
+#include "compat/align_dp.h"
+#include "compat/compat.h"
+#include "compat/uld_chunks.h"
+#include "compat/route_plan.h"
+
+/* ---- for back ends ---- */
+
+/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
+ * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
 #include "base/extend.h"
-#include "base/half.h"
 #include "base/philox.h"
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
-#include "base/text.h"
-
-#include "kernel/table.h"
 #include "kernel/copy.h"
 #include "kernel/fixed.h"
 #include "kernel/reduce.h"
@@ -50,63 +118,8 @@
 #include "kernel/xtoken.h"
 #include "kernel/uld.h"
 #include "kernel/kernels.h"
-#include "kernel/cuda.h"
-
-#include "comm/collective.h"
 #include "comm/transport.h"
-#include "comm/leaves.h"
-#include "comm/topology.h"
-#include "comm/mesh.h"
-
 #include "tensor/interval.h"
-#include "tensor/layout.h"
-#include "tensor/tensor.h"
-#include "tensor/redistribute.h"
-
-#include "train/param.h"
-#include "train/optimizer.h"
-#include "train/clip.h"
-#include "train/ema.h"
-
-#include "io/safetensors.h"
-#include "io/weights_files.h"
-#include "io/gather.h"
-
-#ifndef XD_NO_TOKENIZERS
-#include "text/tokenizer.h"
-#endif
-
-#include "loss/vocab.h"
-#include "loss/common.h"
-#include "loss/denominator.h"
-#include "loss/shift.h"
-#include "loss/softmax.h"
-#include "loss/loss.h"
-#include "loss/head.h"
-#include "loss/mft.h"
-#include "loss/estimator.h"
-#include "loss/topk.h"
-
-#include "align/align.h"
-#include "align/projection.h"
-#include "align/projection_file.h"
-#include "align/chunks.h"
-#include "align/project.h"
-#ifndef XD_NO_TOKENIZERS
-#include "align/projection_build.h"
-#endif
-
-#include "teacher/cache.h"
-#include "teacher/route.h"
-
-#include "xtoken/xtoken.h"
-#include "xtoken/uld.h"
-
-#include "compat/canonical.h"
-#include "compat/align_dp.h"
-#include "compat/compat.h"
-#include "compat/uld_chunks.h"
-#include "compat/route_plan.h"
 
 #endif /* XDISTILL_H */
 

@@ -190,6 +190,32 @@ XD_TEST(a_bad_desc_or_no_memory_gives_no_context) {
     CHECK(ctx == NULL);
 }
 
+XD_TEST(refusals_without_a_context_tell_the_logger) {
+    log_book book = { 0, XD_LOG_NONE, "" };
+    xd_ctx *ctx = NULL;
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logger.write = log_line;
+    desc.logger.user = &book;
+    desc.timeout_seconds = -2.5;
+    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_ERROR_ARGUMENT);
+    CHECK(strstr(book.last, "timeout_seconds -2.5") != NULL);
+    desc.timeout_seconds = 0.0;
+    desc.log_level = XD_LOG_NONE;
+    CHECK_EQ_INT(xd_ctx_create_versioned(10200, &desc, &ctx), XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(book.lines, 1);
+    desc.log_level = XD_LOG_WARN;
+    CHECK_EQ_INT(xd_ctx_create_versioned(10203, &desc, &ctx), XD_ERROR_MISMATCH);
+    char both[100];
+    snprintf(both, sizeof both, "version 1.2.3, but the implementation is %d.%d.%d", XD_VERSION_MAJOR,
+             XD_VERSION_MINOR, XD_VERSION_PATCH);
+    CHECK(strstr(book.last, both) != NULL && book.level == XD_LOG_ERROR);
+    CHECK(ctx == NULL && xd_version() == XD_VERSION);
+    /* Patches change no declaration. */
+    CHECK_EQ_INT(xd_ctx_create_versioned(XD_VERSION + 1, &desc, &ctx), XD_OK);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(an_error_keeps_message_place_rank_and_culprit) {
     log_book book;
     xd_ctx *ctx = NULL;

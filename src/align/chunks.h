@@ -2,7 +2,7 @@
 #define XDI_ALIGN_CHUNKS_H
 
 #include "comm/collective.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
  * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank

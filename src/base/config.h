@@ -24,8 +24,9 @@
 #include <stdint.h>
 
 #define XD_VERSION_MAJOR 0
-#define XD_VERSION_MINOR 1
+#define XD_VERSION_MINOR 2
 #define XD_VERSION_PATCH 0
+#define XD_VERSION (XD_VERSION_MAJOR * 10000 + XD_VERSION_MINOR * 100 + XD_VERSION_PATCH)
 
 /* XDISTILL_STATIC makes every public function private to the one file that includes the implementation. */
 #if !defined(XD_API)

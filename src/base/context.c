@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,14 +73,48 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
     xdi_files_defaults(&d->files);
 }
 
-XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
+XD_API int xd_version(void) {
+    return XD_VERSION;
+}
+
+/* A refusal before there is a context: one line for the logger of the desc, if it has one. */
+static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...)
+    XD_PRINTF(3, 4);
+static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...) {
+    char line[200];
+    va_list arguments;
+    if (!desc || !desc->logger.write || desc->log_level == XD_LOG_NONE) return result;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    desc->logger.write(desc->logger.user, XD_LOG_ERROR, line);
+    return result;
+}
+
+/* What the whole desc was read for; the logger stands at the same place in every version. */
+static xd_result xdi_ctx_validate(const xd_ctx_desc *desc, const xd_ctx_desc *d) {
+    /* The negated form also refuses NaN. */
+    if (!(d->timeout_seconds > 0.0) || !(d->init_timeout_seconds > 0.0))
+        return xdi_ctx_refuse(desc, XD_ERROR_ARGUMENT,
+                              "timeout_seconds %g and init_timeout_seconds %g must be positive",
+                              d->timeout_seconds, d->init_timeout_seconds);
+    if (!xd_cpu_supports(d->cpu))
+        return xdi_ctx_refuse(desc, XD_ERROR_UNSUPPORTED, "CPU level %s is asked for, this machine has %s",
+                              xd_cpu_level_name(d->cpu), xd_cpu_level_name(xd_cpu_best()));
+    return XD_OK;
+}
+
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
     xd_ctx_desc d;
+    if (version / 100 != XD_VERSION / 100)
+        return xdi_ctx_refuse(desc, XD_ERROR_MISMATCH,
+                              "declarations of version %d.%d.%d, but the implementation is %d.%d.%d",
+                              version / 10000, version / 100 % 100, version % 100, XD_VERSION_MAJOR,
+                              XD_VERSION_MINOR, XD_VERSION_PATCH);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ctx_defaults(&d);
-    /* The negated form also refuses NaN. */
-    if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
-    if (!xd_cpu_supports(d.cpu)) return XD_ERROR_UNSUPPORTED;
+    XD_TRY(xdi_ctx_validate(desc, &d));
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);

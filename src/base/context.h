@@ -61,10 +61,17 @@ typedef struct xd_ctx_desc {
     void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
-/* Creates a context. desc is read during the call only; NULL -> all defaults.
- * Local. Errors: ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine lacks,
- * MEMORY (then there is no context to ask). */
-XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out);
+/* XD_VERSION of the implementation that is linked. Pure. */
+XD_API int xd_version(void);
+
+/* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc is read during the call only; NULL -> all
+ * defaults. The macro hands over the version of the declarations that the caller was compiled with.
+ *
+ * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
+ * of another major or minor version, ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine
+ * lacks, MEMORY. */
+#define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
 /* Frees the context. Destroy everything made from it first. NULL is fine. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);

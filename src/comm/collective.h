@@ -3,7 +3,7 @@
 
 #include "base/context.h"
 #include "base/dtype.h"
-#include "kernel/reduce.h"
+#include "kernel/types.h"
 
 /* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the
  * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,

@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/leaves.h"
+#include "kernel/reduce.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 #ifndef XDI_COMM_LEAVES_H
 #define XDI_COMM_LEAVES_H
 
-#include "kernel/reduce.h"
+#include "kernel/types.h"
 
 /* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
  * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the

@@ -1,7 +1,7 @@
 #ifndef XDI_COMPAT_ROUTE_PLAN_H
 #define XDI_COMPAT_ROUTE_PLAN_H
 
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
  * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves

@@ -1,18 +1,7 @@
 #ifndef XDI_KERNEL_COPY_H
 #define XDI_KERNEL_COPY_H
 
-#include "base/config.h"
-
-/* Most dimensions of a tensor. */
-#define XD_DIMS_MAX 8
-
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
-typedef struct xd_copy {
-    int ndim;
-    int64_t src_offset, dst_offset; /* elements */
-    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
-} xd_copy;
+#include "kernel/types.h"
 
 /* Performs one copy between two arrays of elements of `size` bytes. */
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);

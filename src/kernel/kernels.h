@@ -82,8 +82,4 @@ XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
 /* A launch on the context's stream, without workspace and status. Local. */
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
 
-/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
- * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
-XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
-
 #endif

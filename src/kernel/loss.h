@@ -2,7 +2,7 @@
 #define XDI_KERNEL_LOSS_H
 
 #include "kernel/fixed.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
@@ -25,15 +25,6 @@
  *
  * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
  * exactly 0 there, and nothing cancels. */
-
-/* How far the student is from the teacher. */
-typedef enum xd_divergence {
-    XD_KL_FORWARD = 0, /* KL(teacher || student) */
-    XD_KL_REVERSE,     /* KL(student || teacher) */
-    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
-    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
-} xd_divergence;
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
 enum {

@@ -2,7 +2,7 @@
 #define XDI_KERNEL_MATMUL_H
 
 #include "base/cpu.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* A borrowed matrix, read only: element (r, c) is data[r * row_stride + c * col_stride], so the transposed
  * matrix is the same memory with the strides exchanged. */

@@ -1,7 +1,7 @@
 #ifndef XDI_KERNEL_OPTIMIZER_H
 #define XDI_KERNEL_OPTIMIZER_H
 
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
  * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
@@ -93,29 +93,6 @@ typedef struct xd_norm_array {
     bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
-/* Order of a norm. */
-typedef enum xd_norm_type {
-    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
-    XD_NORM_L1,     /* sum of magnitudes */
-    XD_NORM_MAX     /* largest magnitude */
-} xd_norm_type;
-
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
- * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
- * every split. */
-#define XD_NORM_LIMBS 20
-
-/* What one rank adds to a norm. Finite elements only; the others are counted. */
-typedef struct xd_norm_sum {
-    double
-        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
-                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
-    double largest;               /* |x| */
-    int64_t not_finite;           /* infinities and NaNs */
-    int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
-} xd_norm_sum;
-
 /* Inputs and outputs of the norm entry. */
 typedef struct xd_norm_args {
     const xd_norm_array *arrays;
@@ -123,13 +100,6 @@ typedef struct xd_norm_args {
     xd_norm_type type;
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
-
-/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
-typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
-    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
-} xd_clip_form;
 
 /* Inputs and outputs of the clip entry: what follows from a sum over all ranks. */
 typedef struct xd_clip_args {

@@ -3,29 +3,10 @@
 
 #include "base/context.h"
 #include "base/dtype.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
  * additions, and with it every bit, is decided here and nowhere else. */
-
-/* How elements of several ranks become one. */
-typedef enum xd_reduce_op {
-    XD_SUM = 0,
-    XD_MAX, /* NaN in, NaN out */
-    XD_MIN, /* NaN in, NaN out */
-    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
-} xd_reduce_op;
-
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
- * rank owns [first, first + count). total 0 -> no leaves given.
- *
- * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
- * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
- * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
- * that tree: its forest. */
-typedef struct xd_leaves {
-    int64_t first, count, total;
-} xd_leaves;
 
 /* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
  * fits. Pure. */

@@ -3,40 +3,9 @@
 
 #include "kernel/fixed.h"
 #include "kernel/topk.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
-
-/* The label of rows that do not count, where has_ignore_index does not say another. */
-#define XD_IGNORE_INDEX (-100)
-
-/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
-typedef struct xd_positions {
-    int64_t count;
-    const int64_t *labels; /* [count] or NULL */
-    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;
-    const uint8_t *mask;  /* [count] or NULL */
-    const float *weights; /* [count] or NULL; finite, not negative */
-} xd_positions;
-
-/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
- * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
- * device; `inverse` is what kernels read. */
-typedef struct xd_denominator {
-    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
-    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
-    int64_t positions; /* how many positions counted */
-    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
-} xd_denominator;
-
-/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
- * soft. */
-typedef struct xd_loss_values {
-    double loss, hard, soft;
-    int64_t counted; /* rows */
-} xd_loss_values;
 
 /* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
 enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };

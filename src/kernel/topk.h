@@ -10,14 +10,6 @@
  *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
 enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
 
-/* What becomes of the probability outside the k ids. */
-typedef enum xd_topk_mode {
-    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
-    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
-    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
-} xd_topk_mode;
-
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
     double max, outside, entropy; /* reference and the two sums relative to it */

@@ -2,7 +2,7 @@
 #define XDI_KERNEL_ULD_H
 
 #include "kernel/softmax.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
  * log-probabilities of tokens. All pointers are memory of the device. */

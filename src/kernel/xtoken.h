@@ -1,7 +1,7 @@
 #ifndef XDI_KERNEL_XTOKEN_H
 #define XDI_KERNEL_XTOKEN_H
 
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
  * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */

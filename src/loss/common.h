@@ -2,7 +2,7 @@
 #define XDI_LOSS_COMMON_H
 
 #include "comm/collective.h"
-#include "kernel/rows.h"
+#include "kernel/types.h"
 
 /* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
  * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */

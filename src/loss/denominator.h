@@ -2,7 +2,7 @@
 #define XDI_LOSS_DENOMINATOR_H
 
 #include "comm/collective.h"
-#include "kernel/rows.h"
+#include "kernel/types.h"
 
 /* Counts positions over all micro-batches of a step and all ranks of the data and sequence axes.
  *

@@ -4,7 +4,7 @@
 #include "loss/common.h"
 #include "loss/denominator.h"
 #include "loss/vocab.h"
-#include "kernel/rows.h"
+#include "kernel/types.h"
 
 /* Who shares the smoothed probability. */
 typedef enum xd_smoothing {

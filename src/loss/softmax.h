@@ -3,7 +3,7 @@
 
 #include "loss/denominator.h"
 #include "loss/vocab.h"
-#include "kernel/loss.h"
+#include "kernel/types.h"
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
  * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it

@@ -1,7 +1,7 @@
 #ifndef XDI_LOSS_TOPK_H
 #define XDI_LOSS_TOPK_H
 
-#include "kernel/topk.h"
+#include "kernel/types.h"
 #include "loss/loss.h"
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,

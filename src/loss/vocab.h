@@ -2,7 +2,7 @@
 #define XDI_LOSS_VOCAB_H
 
 #include "comm/collective.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
  * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are

@@ -3,7 +3,7 @@
 
 #include "comm/collective.h"
 #include "loss/vocab.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
  * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions

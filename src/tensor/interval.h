@@ -2,16 +2,11 @@
 #define XDI_TENSOR_INTERVAL_H
 
 #include "base/context.h"
-#include "kernel/copy.h"
+#include "tensor/region.h"
 
 /* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
  * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
  * unless it says so. */
-
-/* The indices begin <= i < end. */
-typedef struct xd_interval {
-    int64_t begin, end;
-} xd_interval;
 
 /* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
  * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
@@ -46,19 +41,6 @@ XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *
 /* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
  * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
-
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
- * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
- * that the common part of two of them always fits. */
-#define XD_LAYOUT_INTERVALS_MAX 16
-#define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
-
-/* A product of interval lists, one for each dimension. */
-typedef struct xd_region {
-    int ndim;
-    int count[XD_DIMS_MAX];
-    xd_interval interval[XD_DIMS_MAX][XD_REGION_INTERVALS_MAX];
-} xd_region;
 
 /* The region that is the whole of a shape. */
 XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);

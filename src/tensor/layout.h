@@ -2,7 +2,7 @@
 #define XDI_TENSOR_LAYOUT_H
 
 #include "comm/mesh.h"
-#include "tensor/interval.h"
+#include "tensor/region.h"
 
 /* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
  * asked for without communication. */

@@ -2,6 +2,7 @@
 
 #include "base/extend.h"
 #include "kernel/kernels.h"
+#include "tensor/interval.h"
 #include "tensor/redistribute.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* Views of tensors. */
 
+#include "tensor/interval.h"
 #include "tensor/tensor.h"
 
 #include <string.h>

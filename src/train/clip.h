@@ -3,7 +3,7 @@
 
 #include "base/context.h"
 #include "comm/collective.h"
-#include "kernel/optimizer.h"
+#include "kernel/types.h"
 #include "train/param.h"
 
 /* What a gradient norm covers. Zero is the default of every field. */

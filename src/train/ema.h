@@ -2,7 +2,7 @@
 #define XDI_TRAIN_EMA_H
 
 #include "base/context.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 #include "train/param.h"
 
 /* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of

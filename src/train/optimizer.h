@@ -2,7 +2,7 @@
 #define XDI_TRAIN_OPTIMIZER_H
 
 #include "base/context.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 #include "train/param.h"
 
 /* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same

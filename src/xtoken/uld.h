@@ -2,7 +2,7 @@
 #define XDI_XTOKEN_ULD_H
 
 #include "align/align.h"
-#include "kernel/table.h"
+#include "kernel/types.h"
 
 /* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
  * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are

@@ -1,0 +1,150 @@
+#ifndef XDI_KERNEL_TYPES_H
+#define XDI_KERNEL_TYPES_H
+
+#include "base/context.h"
+#include "base/dtype.h"
+
+/* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
+
+/* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
+typedef struct xd_rows {
+    void *data;
+    xd_dtype dtype; /* XD_DTYPE_F32 or XD_DTYPE_BF16 for logits */
+    int64_t rows, cols;
+    int64_t stride; /* elements between rows; 0 -> cols */
+} xd_rows;
+
+/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
+ * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
+typedef struct xd_status {
+    int64_t label_out_of_range; /* rows */
+    int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
+    int64_t nothing_counted;    /* losses whose denominator was zero */
+    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
+    int64_t first_row;          /* row of the first finding, global where the operation knows it */
+    double first_value;         /* and its value */
+} xd_status;
+
+/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
+ * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
+
+/* How elements of several ranks become one. */
+typedef enum xd_reduce_op {
+    XD_SUM = 0,
+    XD_MAX, /* NaN in, NaN out */
+    XD_MIN, /* NaN in, NaN out */
+    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
+} xd_reduce_op;
+
+/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+ * rank owns [first, first + count). total 0 -> no leaves given.
+ *
+ * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
+ * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
+ * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
+ * that tree: its forest. */
+typedef struct xd_leaves {
+    int64_t first, count, total;
+} xd_leaves;
+
+/* The label of rows that do not count, where has_ignore_index does not say another. */
+#define XD_IGNORE_INDEX (-100)
+
+/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
+ * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+typedef struct xd_positions {
+    int64_t count;
+    const int64_t *labels; /* [count] or NULL */
+    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const uint8_t *mask;  /* [count] or NULL */
+    const float *weights; /* [count] or NULL; finite, not negative */
+} xd_positions;
+
+/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
+ * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
+ * device; `inverse` is what kernels read. */
+typedef struct xd_denominator {
+    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
+    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
+    int64_t positions; /* how many positions counted */
+    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
+} xd_denominator;
+
+/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
+ * soft. */
+typedef struct xd_loss_values {
+    double loss, hard, soft;
+    int64_t counted; /* rows */
+} xd_loss_values;
+
+/* How far the student is from the teacher. */
+typedef enum xd_divergence {
+    XD_KL_FORWARD = 0, /* KL(teacher || student) */
+    XD_KL_REVERSE,     /* KL(student || teacher) */
+    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
+    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
+    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
+} xd_divergence;
+
+/* What becomes of the probability outside the k ids. */
+typedef enum xd_topk_mode {
+    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
+    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
+    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
+    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
+} xd_topk_mode;
+
+/* Order of a norm. */
+typedef enum xd_norm_type {
+    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
+    XD_NORM_L1,     /* sum of magnitudes */
+    XD_NORM_MAX     /* largest magnitude */
+} xd_norm_type;
+
+/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
+typedef enum xd_clip_form {
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
+    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+} xd_clip_form;
+
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
+ * every split. */
+#define XD_NORM_LIMBS 20
+
+/* What one rank adds to a norm. Finite elements only; the others are counted. */
+typedef struct xd_norm_sum {
+    double
+        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
+                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
+    double largest;               /* |x| */
+    int64_t not_finite;           /* infinities and NaNs */
+    int64_t nan;                  /* NaNs among them */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+} xd_norm_sum;
+
+/* Most dimensions of a tensor. */
+#define XD_DIMS_MAX 8
+
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
+ * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+typedef struct xd_copy {
+    int ndim;
+    int64_t src_offset, dst_offset; /* elements */
+    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
+} xd_copy;
+
+/* How every kernel is called. */
+typedef struct xd_launch {
+    xd_ctx *ctx;
+    void *stream; /* NULL on the CPU */
+    void *
+        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
+    size_t workspace_bytes;
+    xd_status *status; /* may be NULL */
+} xd_launch;
+
+#endif

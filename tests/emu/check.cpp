@@ -151,16 +151,19 @@ void check_fence() {
 
 static Stamp stamp_now(uint64_t launch, bool atomic) {
     const BlockState &block = *running->warp->block;
-    Stamp s;
-    memset(&s, 0, sizeof s);
-    s.launch = launch & 0xffffff;
-    s.block = block.linear & 0xffffff;
-    s.thread = running->linear & 1023u;
-    s.atomic = atomic;
-    s.barrier = (block.barrier.passed + team.cluster_barrier.passed) & 0x3fffff;
-    s.warp = running->warp->syncs & 0x3fffff;
-    s.cluster = team.cluster_barrier.passed & 1023u;
-    s.fence = fences[slot_of(block.linear)] & 1023u;
+    /* In one expression: field by field the compiler reads back what it has just stored, which is slow. */
+    const Stamp s = { launch & 0xffffff,
+                      block.linear & 0xffffff,
+                      running->linear & 1023u,
+                      atomic,
+                      0,
+                      0,
+                      0,
+                      0,
+                      (block.barrier.passed + team.cluster_barrier.passed) & 0x3fffffu,
+                      running->warp->syncs & 0x3fffffu,
+                      team.cluster_barrier.passed & 1023u,
+                      fences[slot_of(block.linear)] & 1023u };
     return s;
 }
 

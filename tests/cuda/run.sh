@@ -8,10 +8,11 @@
 #
 # The plain build runs every program in four orders of the threads, one of them a comparison of all, and with streams that
 # do nothing until somebody waits. CUDA_TESTS names the programs (default: all), GOLDEN the folder of vectors,
-# CUDA_BUILD the folder for what is built, CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the
-# generated files).
+# CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests have it: beside the
+# other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files).
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
+emu=${EMU_BUILD:-$(dirname "$build")/emu}
 header=${CUDA_HEADER:-src}
 cxx=${CXX:-g++} cc=${CC:-cc} nvcc=${NVCC:-nvcc}
 tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
@@ -77,7 +78,7 @@ compile_golden() {
 # The library, the unit and the programs for a build of the emulation, the unit and the links with more flags; the
 # library is C, and plain unless the whole build is sanitized.
 build_emulated() {
-    sh tests/emu/build.sh "$1" "$build/emu/$1" && . "$build/emu/$1/flags.sh" && mkdir -p "$out" || return 1
+    sh tests/emu/build.sh "$1" "$emu/$1" && . "$emu/$1/flags.sh" && mkdir -p "$out" || return 1
     EMU_CU="$EMU_CU ${2:-}" EMU_LINK="$EMU_LINK ${2:-}" host=
     [ "$1" = asan ] && host="-fsanitize=address,undefined -fno-omit-frame-pointer"
     $cc -std=c99 -O1 -g $host -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
@@ -85,23 +86,25 @@ build_emulated() {
     for test in $tests; do
         name=$(basename "$test" .cpp)
         $cxx $EMU_HOST -O1 $warn -I"$header" -Itests -c "$test" -o "$out/$name.o" || return 1
-        $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
+        $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
             return 1
     done
     compile_golden $host -DXD_EMU -Itests/emu/include || return 1
-    [ -z "$golden" ] || $cxx "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" "$build/emu/$1/libemu.a" $EMU_LINK \
+    [ -z "$golden" ] || $cxx "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK \
         -lm -o "$out/golden"
 }
 
-# The examples use the generated files, so they run where those are tested. They hold the library, whose warnings are
-# looked for elsewhere.
+# The examples use the generated files, so they run where those are tested. The first one is compiled as its own line
+# says, with the library in it; the others share the library's object. Warnings are looked for elsewhere.
 run_examples() {
+    implemented= library=
     for source in examples/*.cu; do
         name=$(basename "$source" .cu)
-        $cxx $EMU_HOST -O1 -w -x c++ -c "$source" -o "$out/$name.o" &&
-            $cxx "$out/$name.o" "$out/unit.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" &&
+        $cxx $EMU_HOST -O0 -w $implemented -x c++ -c "$source" -o "$out/$name.o" &&
+            $cxx "$out/$name.o" "$out/unit.o" $library "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" &&
             "$out/$name" || { fail "  $source failed"; continue; }
         passed=$((passed + 1))
+        implemented=-DXDISTILL_IMPLEMENTED library=$out/library.o
     done
 }
 

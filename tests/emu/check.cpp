@@ -120,6 +120,11 @@ void check_copied(void *to, const void *from, size_t bytes) {
 
 /* ---- the course of a launch ---- */
 
+/* The place of a block in `fences` and `acquired`: its number, but for grids of more than 2^24 blocks. */
+static inline size_t slot_of(uint64_t block) {
+    return block < fences.size() ? block : block % fences.size();
+}
+
 void check_begin_launch(const Launch &launch) {
     if (!shared_cells)
         shared_cells = static_cast<Cell *>(map_zeros(kMaxClusterBlocks * kArenaBytes * sizeof(Cell)));
@@ -138,7 +143,7 @@ void check_begin_team() {
 void check_end_launch() {}
 
 void check_fence() {
-    uint16_t &count = fences[running->warp->block->linear % fences.size()];
+    uint16_t &count = fences[slot_of(running->warp->block->linear)];
     count = (uint16_t)((count + 1) % kFences);
 }
 
@@ -146,16 +151,19 @@ void check_fence() {
 
 static Stamp stamp_now(uint64_t launch, bool atomic) {
     const BlockState &block = *running->warp->block;
-    Stamp s;
-    memset(&s, 0, sizeof s);
-    s.launch = launch & 0xffffff;
-    s.block = block.linear & 0xffffff;
-    s.thread = running->linear & 1023u;
-    s.atomic = atomic;
-    s.barrier = (block.barrier.passed + team.cluster_barrier.passed) & 0x3fffff;
-    s.warp = running->warp->syncs & 0x3fffff;
-    s.cluster = team.cluster_barrier.passed & 1023u;
-    s.fence = fences[block.linear % fences.size()] & 1023u;
+    /* In one expression: field by field the compiler reads back what it has just stored, which is slow. */
+    const Stamp s = { launch & 0xffffff,
+                      block.linear & 0xffffff,
+                      running->linear & 1023u,
+                      atomic,
+                      0,
+                      0,
+                      0,
+                      0,
+                      (block.barrier.passed + team.cluster_barrier.passed) & 0x3fffffu,
+                      running->warp->syncs & 0x3fffffu,
+                      team.cluster_barrier.passed & 1023u,
+                      fences[slot_of(block.linear)] & 1023u };
     return s;
 }
 
@@ -170,10 +178,9 @@ static bool ordered(const Stamp &before, const Stamp &now) {
     if (before.launch != now.launch || (before.atomic && now.atomic) || before.complete) return true;
     if (before.block != now.block) {
         if (team.blocks.size() > 1 && in_team(before.block)) return before.cluster != now.cluster;
-        return acquired[now.block % acquired.size()] && fences[before.block % fences.size()] != before.fence;
+        return acquired[slot_of(now.block)] && fences[slot_of(before.block)] != before.fence;
     }
-    if (before.other_blocks && before.cluster == now.cluster && !acquired[now.block % acquired.size()])
-        return false;
+    if (before.other_blocks && before.cluster == now.cluster && !acquired[slot_of(now.block)]) return false;
     if (before.barrier != now.barrier) return true;
     if (before.other_warps) return false;
     if (before.thread / 32 != now.thread / 32) return false;
@@ -216,25 +223,46 @@ static void report_unwritten(const void *address, const void *pc) {
                       source_of(pc).c_str());
 }
 
-/* `marks` is NULL for shared memory, where a cell knows whether this block has written it. */
+/* What has been reported of one access, and the byte looked at last, before and after. */
+struct Looked {
+    bool reported;
+    bool fresh;
+    Cell before, after;
+};
+
+static void check_cell(Looked &looked, Cell &cell, const char *address, bool write, bool read,
+                       const Stamp &now, const void *pc) {
+    const bool after_write = ordered(cell.writer, now), after_read = !write || ordered(cell.reader, now);
+    looked.before = cell;
+    if (!looked.reported && read && looked.fresh) report_unwritten(address, pc);
+    if (!looked.reported && !after_write)
+        report_race(cell.writer, "wrote", write, address, pc);
+    else if (!looked.reported && !after_read)
+        report_race(cell.reader, "read", write, address, pc);
+    looked.reported = looked.reported || (read && looked.fresh) || !after_write || !after_read;
+    if (write)
+        cell.writer = now.atomic ? merged(cell.writer, now) : now;
+    else
+        cell.reader = merged(cell.reader, now);
+    looked.after = cell;
+}
+
+/* `marks` is NULL for shared memory, where a cell knows whether this block has written it. The bytes of one access mostly
+ * have the same past: then what was found for the first of them holds for all. */
 static void check_cells(Cell *cells, unsigned char *marks, const char *address, size_t bytes, bool write,
                         bool read, const Stamp &now, const void *pc) {
-    bool reported = false; /* one report an access */
+    Looked looked;
+    looked.reported = looked.fresh = false; /* one report an access */
     for (size_t i = 0; i < bytes; i++) {
         Cell &cell = cells[i];
         const bool fresh = marks ? !marks[i] : cell.writer.launch != now.launch;
-        const bool after_write = ordered(cell.writer, now), after_read = !write || ordered(cell.reader, now);
-        if (!reported && read && fresh) report_unwritten(address + i, pc);
-        if (!reported && !after_write)
-            report_race(cell.writer, "wrote", write, address + i, pc);
-        else if (!reported && !after_read)
-            report_race(cell.reader, "read", write, address + i, pc);
-        reported = reported || (read && fresh) || !after_write || !after_read;
-        if (write && marks) marks[i] = 1;
-        if (write)
-            cell.writer = now.atomic ? merged(cell.writer, now) : now;
+        const bool as_before = i && fresh == looked.fresh && !memcmp(&cell, &looked.before, sizeof cell);
+        looked.fresh = fresh;
+        if (as_before)
+            cell = looked.after;
         else
-            cell.reader = merged(cell.reader, now);
+            check_cell(looked, cell, address + i, write, read, now, pc);
+        if (write && marks) marks[i] = 1;
     }
 }
 
@@ -285,7 +313,7 @@ static void check_kernel(const char *address, size_t bytes, bool write, bool rea
 void check_access(const void *address, size_t bytes, bool write, bool atomic) {
     if (!running) return;
     check_kernel(static_cast<const char *>(address), bytes, write, atomic || !write, atomic, nullptr);
-    if (atomic && write) acquired[running->warp->block->linear % acquired.size()] = 1;
+    if (atomic && write) acquired[slot_of(running->warp->block->linear)] = 1;
 }
 
 void check_bulk_written(const void *address, size_t bytes) {

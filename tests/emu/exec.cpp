@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <deque>
 #include <stdarg.h>
+#ifdef __BMI2__
+#    include <immintrin.h>
+#endif
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -32,15 +35,19 @@ static uint64_t launches;
 
 static unsigned next_random(unsigned bound) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (unsigned)((random_state >> 33) % bound);
+    return (unsigned)(random_state >> 33) % bound;
 }
 
-static unsigned choose_lane(unsigned ready) {
+static inline unsigned choose_lane(unsigned ready) {
+    if (order == EMU_ASCENDING) return (unsigned)__builtin_ctz(ready);
     if (order == EMU_DESCENDING) return 31u - (unsigned)__builtin_clz(ready);
-    if (order == EMU_RANDOM)
-        for (unsigned skip = next_random((unsigned)__builtin_popcount(ready)); skip; skip--)
-            ready &= ready - 1;
+    const unsigned skip = next_random((unsigned)__builtin_popcount(ready));
+#ifdef __BMI2__
+    return (unsigned)__builtin_ctz(_pdep_u32(1u << skip, ready));
+#else
+    for (unsigned i = 0; i < skip; i++) ready &= ready - 1;
     return (unsigned)__builtin_ctz(ready);
+#endif
 }
 
 static void queue_warp(Warp *warp) {
@@ -60,7 +67,7 @@ static void queue_warps(size_t first, size_t count) {
     for (Warp *warp : warps) queue_warp(warp);
 }
 
-static Thread *pick() {
+static inline Thread *pick() {
     while (!current_warp || !current_warp->ready) {
         if (queue.empty()) return nullptr;
         current_warp = queue.front();
@@ -76,14 +83,14 @@ static Thread *pick() {
 
 static void thread_entry();
 
-static void set_running(Thread *thread) {
+static inline void set_running(Thread *thread) {
     running = thread;
     if (!thread) return;
     threadIdx = thread->index;
-    blockIdx = thread->warp->block->index;
+    if (team.blocks.size() > 1) blockIdx = thread->warp->block->index; /* else of run_team() */
 }
 
-static Fiber *take_fiber() {
+static __attribute__((noinline)) Fiber *take_fiber() {
     if (free_fibers.empty()) {
         const size_t count = 32;
         Fiber *fibers = new Fiber[count];
@@ -96,20 +103,26 @@ static Fiber *take_fiber() {
     return fiber;
 }
 
-static void switch_to(Fiber *from, Thread *next) {
+static inline void switch_to(Fiber *from, Thread *next) {
     if (next && !next->fiber) next->fiber = take_fiber();
     set_running(next);
     fiber_switch(from, next ? next->fiber : &main_fiber);
 }
 
-void wait_as(const char *what, const char *file, int line) {
-    Thread *self = running;
+/* Lets others run: wait_as() for the thread that runs. Inline, like all that it calls, because barriers and warp
+ * operations are what an emulation spends its time on. */
+static inline __attribute__((always_inline)) void wait_thread(Thread *self, const char *what,
+                                                              const char *file, int line) {
     self->waits_for = what;
     self->file = file;
     self->line = line;
     Thread *next = pick();
     if (next != self) switch_to(self->fiber, next);
     self->waits_for = nullptr;
+}
+
+void wait_as(const char *what, const char *file, int line) {
+    wait_thread(running, what, file, line);
 }
 
 void make_ready(Thread *thread) {
@@ -263,6 +276,7 @@ static bool run_team(uint3 corner) {
         thread.groups = 0;
         thread.stores.clear();
     }
+    blockIdx = team.blocks[0].index;
     bulk_begin_team();
     check_begin_team();
     queue.clear();
@@ -349,6 +363,11 @@ static const char *const warp_op_names[] = {
     "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync",
 };
 
+/* A file has one name in each unit that includes it, so the pointers nearly always say enough. */
+static inline bool same_file(const char *a, const char *b) {
+    return a == b || !strcmp(a, b);
+}
+
 static void complete_barrier(Barrier &barrier, size_t first_warp, size_t warps) {
     barrier.result = barrier.op == EMU_BLOCK_COUNT ? barrier.accumulated
                      : barrier.op == EMU_BLOCK_AND ? barrier.accumulated == (int)barrier.expected
@@ -360,7 +379,8 @@ static void complete_barrier(Barrier &barrier, size_t first_warp, size_t warps) 
 }
 
 int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line) {
-    Warp &warp = *running->warp;
+    Thread *self = running;
+    Warp &warp = *self->warp;
     const bool of_cluster = op == EMU_CLUSTER_SYNC;
     Barrier &barrier = of_cluster ? team.cluster_barrier : warp.block->barrier;
     if (barrier.arrived == 0) {
@@ -368,7 +388,7 @@ int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line
         barrier.file = file;
         barrier.line = line;
         barrier.accumulated = 0;
-    } else if (barrier.op != op || barrier.line != line || strcmp(barrier.file, file)) {
+    } else if (barrier.op != op || barrier.line != line || !same_file(barrier.file, file)) {
         kernel_failed("divergent barrier: is in %s at %s:%d, others of the block in %s at %s:%d",
                       block_op_names[op], file, line, block_op_names[barrier.op], barrier.file, barrier.line);
     }
@@ -380,15 +400,15 @@ int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line
         else
             complete_barrier(barrier, warp.block->rank * per_block, per_block);
     }
-    wait_as(block_op_names[op], file, line);
+    wait_thread(self, block_op_names[op], file, line);
     return barrier.result;
 }
 
 /* Which lane a shuffle reads, as the PTX manual has it for shfl.sync: itself when the source is out of
  * range. */
-static unsigned shuffle_source(const Slot &slot, unsigned lane) {
-    const unsigned width = (unsigned)slot.width, base = lane & ~(width - 1), delta = (unsigned)slot.parameter;
-    switch (slot.op) {
+static inline unsigned shuffle_source(emu_warp_op op, unsigned width, unsigned delta, unsigned lane) {
+    const unsigned base = lane & ~(width - 1);
+    switch (op) {
     case EMU_SHFL: return base + (delta & (width - 1));
     case EMU_SHFL_UP: return lane - base >= delta ? lane - delta : lane;
     case EMU_SHFL_DOWN: return lane - base + delta < width ? lane + delta : lane;
@@ -415,12 +435,12 @@ static uint64_t common_result(const Warp &warp, emu_warp_op op, unsigned mask) {
     unsigned ballot = 0;
     const unsigned first = (unsigned)__builtin_ctz(mask);
     bool all_equal = true;
-    uint64_t reduced = warp.slot[first].value;
+    uint64_t reduced = warp.value[first];
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(lanes);
-        const uint64_t value = warp.slot[lane].value;
+        const uint64_t value = warp.value[lane];
         if (value) ballot |= 1u << lane;
-        all_equal = all_equal && value == warp.slot[first].value;
+        all_equal = all_equal && value == warp.value[first];
         if (op >= EMU_REDUCE_ADD && lane != first) reduced = reduce_two(op, reduced, value);
     }
     switch (op) {
@@ -436,37 +456,50 @@ static unsigned match_any(const Warp &warp, unsigned mask, uint64_t value) {
     unsigned same = 0;
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(lanes);
-        if (warp.slot[lane].value == value) same |= 1u << lane;
+        if (warp.value[lane] == value) same |= 1u << lane;
     }
     return same;
 }
 
-static void complete_warp(Warp &warp, emu_warp_op op, unsigned mask) {
-    if (op == EMU_WARP_SYNC) {
-        warp.syncs++;
-        return;
+/* A shuffle of one kind, for the lanes of the mask; all of them have the same width. */
+template <emu_warp_op op> static void shuffle(Warp &warp, unsigned mask) {
+    const unsigned width = (unsigned)warp.slot[__builtin_ctz(mask)].width;
+    uint64_t before[32];
+    memcpy(before, warp.value, sizeof before);
+    for (unsigned lane = 0; lane < 32; lane++) {
+        if (!(mask & 1u << lane)) continue;
+        const Slot &slot = warp.slot[lane];
+        const unsigned source = shuffle_source(op, width, (unsigned)slot.parameter, lane);
+        if (!(mask & 1u << source))
+            kernel_failed("lane %u shuffles from lane %u, which is not in mask 0x%08x (%s:%d)", lane, source,
+                          mask, slot.file, slot.line);
+        warp.value[lane] = before[source];
     }
-    const bool shuffle = op >= EMU_SHFL && op <= EMU_SHFL_XOR;
-    const uint64_t common = shuffle || op == EMU_MATCH_ANY ? 0 : common_result(warp, op, mask);
+}
+
+static void complete_warp(Warp &warp, emu_warp_op op, unsigned mask) {
+    switch (op) {
+    case EMU_WARP_SYNC: warp.syncs++; return;
+    case EMU_SHFL: shuffle<EMU_SHFL>(warp, mask); return;
+    case EMU_SHFL_UP: shuffle<EMU_SHFL_UP>(warp, mask); return;
+    case EMU_SHFL_DOWN: shuffle<EMU_SHFL_DOWN>(warp, mask); return;
+    case EMU_SHFL_XOR: shuffle<EMU_SHFL_XOR>(warp, mask); return;
+    default: break;
+    }
+    const uint64_t common = op == EMU_MATCH_ANY ? 0 : common_result(warp, op, mask);
     uint64_t result[32];
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(lanes);
-        const unsigned source = shuffle ? shuffle_source(warp.slot[lane], lane) : lane;
-        if (!(mask & 1u << source))
-            kernel_failed("lane %u shuffles from lane %u, which is not in mask 0x%08x (%s:%d)", lane, source,
-                          mask, warp.slot[lane].file, warp.slot[lane].line);
-        result[lane] = shuffle               ? warp.slot[source].value
-                       : op == EMU_MATCH_ANY ? match_any(warp, mask, warp.slot[lane].value)
-                                             : common;
+        result[lane] = op == EMU_MATCH_ANY ? match_any(warp, mask, warp.value[lane]) : common;
     }
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(lanes);
-        warp.slot[lane].value = result[lane];
+        warp.value[lane] = result[lane];
     }
 }
 
 /* Stops the kernel when this lane and a waiting lane do not mean the same operation. */
-static void check_agreement(const Warp &warp, const Slot &mine, unsigned bit) {
+static inline void check_agreement(const Warp &warp, const Slot &mine, unsigned bit) {
     for (unsigned lanes = warp.waiting & ~bit; lanes; lanes &= lanes - 1) {
         const Slot &other = warp.slot[__builtin_ctz(lanes)];
         const bool meets = (mine.mask & (lanes & -lanes)) || (other.mask & bit);
@@ -476,7 +509,7 @@ static void check_agreement(const Warp &warp, const Slot &mine, unsigned bit) {
                           mine.mask, warp_op_names[mine.op], mine.file, mine.line, other.mask,
                           warp_op_names[other.op], other.file, other.line);
         if (other.op != mine.op || other.width != mine.width || other.line != mine.line ||
-            strcmp(other.file, mine.file))
+            !same_file(other.file, mine.file))
             kernel_failed("lanes of one mask in different operations: %s at %s:%d, %s at %s:%d",
                           warp_op_names[mine.op], mine.file, mine.line, warp_op_names[other.op], other.file,
                           other.line);
@@ -491,7 +524,8 @@ uint64_t emu_warp(emu_warp_op op, unsigned mask, uint64_t value, int parameter, 
     Warp &warp = *self->warp;
     const unsigned bit = 1u << self->lane;
     Slot &slot = warp.slot[self->lane];
-    slot = { value, file, line, parameter, width, mask, op };
+    slot = { file, line, parameter, width, mask, op };
+    warp.value[self->lane] = value;
     if (!(mask & bit))
         kernel_failed("lane %u is not in mask 0x%08x of %s at %s:%d", self->lane, mask, warp_op_names[op],
                       file, line);
@@ -511,8 +545,8 @@ uint64_t emu_warp(emu_warp_op op, unsigned mask, uint64_t value, int parameter, 
         warp.ready |= mask;
         queue_warp(&warp);
     }
-    wait_as(warp_op_names[op], file, line);
-    return slot.value;
+    wait_thread(self, warp_op_names[op], file, line);
+    return warp.value[self->lane];
 }
 
 void emu_fence(void) {

@@ -29,8 +29,7 @@ struct BlockState {
     Barrier barrier;
 };
 
-struct Slot { /* what a lane brings to a warp operation, then its result */
-    uint64_t value;
+struct Slot { /* what a lane brings to a warp operation, beside its value */
     const char *file;
     int line, parameter, width;
     unsigned mask;
@@ -43,6 +42,7 @@ struct Warp {
     unsigned exists, ready, waiting, ended; /* lanes, one bit each */
     unsigned syncs;                         /* __syncwarp so far */
     bool queued;
+    uint64_t value[32]; /* what the lanes bring, then what they get */
     Slot slot[32];
 };
 

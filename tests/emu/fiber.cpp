@@ -15,22 +15,8 @@
 #    include <sanitizer/tsan_interface.h>
 #endif
 
-#if defined(__x86_64__) && !defined(EMU_UCONTEXT)
-#    define EMU_ASSEMBLY 1
+#if defined(EMU_ASSEMBLY) && defined(__aarch64__)
 /* Saves what the callee must preserve, exchanges stacks, restores, returns into the other context. */
-__asm__(".text\n"
-        ".globl emu_switch_stacks\n"
-        ".hidden emu_switch_stacks\n"
-        ".type emu_switch_stacks,@function\n"
-        "emu_switch_stacks:\n"
-        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n    pushq %r15\n"
-        "    movq %rsp, (%rdi)\n"
-        "    movq %rsi, %rsp\n"
-        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
-        "    ret\n"
-        ".size emu_switch_stacks,.-emu_switch_stacks\n");
-#elif defined(__aarch64__) && !defined(EMU_UCONTEXT)
-#    define EMU_ASSEMBLY 1
 __asm__(".text\n"
         ".globl emu_switch_stacks\n"
         ".hidden emu_switch_stacks\n"
@@ -49,10 +35,6 @@ __asm__(".text\n"
         "    add sp, sp, #160\n"
         "    ret\n"
         ".size emu_switch_stacks,.-emu_switch_stacks\n");
-#endif
-
-#ifdef EMU_ASSEMBLY
-extern "C" void emu_switch_stacks(void **save, void *load);
 #endif
 
 namespace emu {
@@ -100,12 +82,13 @@ void fiber_prepare(Fiber *fiber, void (*entry)()) {
     const size_t stagger = ((uintptr_t)fiber->bottom >> 12) % 16 * 192;
     char *top = fiber->bottom + fiber->bytes - 64 - stagger;
     top -= (uintptr_t)top % 16;
-#if defined(__x86_64__) && !defined(EMU_UCONTEXT)
-    void **frame = reinterpret_cast<void **>(top) - 8; /* six registers, the entry, a null return address */
-    memset(frame, 0, 8 * sizeof *frame);
-    frame[6] = reinterpret_cast<void *>(entry); /* entered with rsp % 16 == 8, as after a call */
+#if defined(EMU_ASSEMBLY) && defined(__x86_64__)
+    void **frame =
+        reinterpret_cast<void **>(top) - 5; /* where to go on, a frame pointer, a null return address */
+    memset(frame, 0, 5 * sizeof *frame);
+    frame[0] = reinterpret_cast<void *>(entry); /* entered with rsp % 16 == 8, as after a call */
     fiber->stack_pointer = frame;
-#elif defined(__aarch64__) && !defined(EMU_UCONTEXT)
+#elif defined(EMU_ASSEMBLY)
     void **frame = reinterpret_cast<void **>(top) - 20;
     memset(frame, 0, 20 * sizeof *frame);
     frame[11] = reinterpret_cast<void *>(entry); /* x30 */
@@ -141,20 +124,22 @@ void fiber_entered() {
     finish_switch(nullptr);
 }
 
+#if !defined(EMU_ASSEMBLY) || defined(EMU_ASAN) || defined(EMU_TSAN)
 void fiber_switch(Fiber *from, Fiber *to) {
-#ifdef EMU_ASAN
+#    ifdef EMU_ASAN
     asan_left = from;
     __sanitizer_start_switch_fiber(&from->sanitizer, to->bottom, to->bytes);
-#endif
-#ifdef EMU_TSAN
+#    endif
+#    ifdef EMU_TSAN
     __tsan_switch_to_fiber(to->sanitizer, 0);
-#endif
-#ifdef EMU_ASSEMBLY
+#    endif
+#    ifdef EMU_ASSEMBLY
     emu_switch_stacks(&from->stack_pointer, to->stack_pointer);
-#else
+#    else
     swapcontext(static_cast<ucontext_t *>(from->stack_pointer), static_cast<ucontext_t *>(to->stack_pointer));
-#endif
+#    endif
     finish_switch(from);
 }
+#endif
 
 } // namespace emu

@@ -15,7 +15,8 @@
 namespace emu {
 
 static const size_t kPage = 4096, kAlign = 256;
-static const unsigned char kCanary = 0xa5; /* in the bytes between a block's end and its guard page */
+static const size_t kLarge = (size_t)4 << 20; /* holds whole huge pages, wherever it begins */
+static const unsigned char kCanary = 0xa5;    /* in the bytes between a block's end and its guard page */
 
 char *device_range;
 size_t device_range_bytes;
@@ -75,6 +76,8 @@ Block *allocate_device(int device, size_t bytes) {
     if (device_range_used + page_bytes + 2 * kPage > device_range_bytes) return nullptr;
     char *pages = device_range + device_range_used;
     if (mprotect(pages, page_bytes, PROT_READ | PROT_WRITE)) return nullptr;
+    if (page_bytes >= kLarge)
+        madvise(pages, page_bytes, MADV_HUGEPAGE); /* 500 times fewer faults for the fill */
     device_range_used += page_bytes + kPage;
     device_bytes[device] += padded;
     Block *block = new Block{ pages + page_bytes - padded, bytes, pages, page_bytes, device, false };
@@ -108,7 +111,8 @@ Block *open_device(int device, size_t bytes, size_t page_bytes, int file) {
         mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
         return nullptr;
     device_range_used += page_bytes + kPage;
-    Block *block = new Block{ pages + page_bytes - padded, bytes, pages, page_bytes, device, false, file, true };
+    Block *block =
+        new Block{ pages + page_bytes - padded, bytes, pages, page_bytes, device, false, file, true };
     EMU_POISON(pages, page_bytes - padded);
     EMU_POISON(block->base + bytes, padded - bytes);
     device_blocks[block->base] = block;
@@ -125,11 +129,12 @@ static bool export_device(Block *block) {
     const int file = memfd_create("emu", MFD_CLOEXEC);
     if (file < 0) return false;
     EMU_UNPOISON(block->pages, block->page_bytes);
-    const bool moved =
-        write(file, block->pages, block->page_bytes) == (ssize_t)block->page_bytes &&
-        mmap(block->pages, block->page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+    const bool moved = write(file, block->pages, block->page_bytes) == (ssize_t)block->page_bytes &&
+                       mmap(block->pages, block->page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                            file, 0) != MAP_FAILED;
     EMU_POISON(block->pages, (size_t)(block->base - block->pages));
-    EMU_POISON(block->base + block->bytes, (size_t)(block->pages + block->page_bytes - block->base) - block->bytes);
+    EMU_POISON(block->base + block->bytes,
+               (size_t)(block->pages + block->page_bytes - block->base) - block->bytes);
     if (moved) block->file = file;
     if (!moved) close(file);
     return moved;
@@ -421,7 +426,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
     if (sealed("cudaIpcGetMemHandle")) return remember(cudaErrorNotPermitted);
     Lock lock(big_lock);
     auto found = device_blocks.find(static_cast<char *>(pointer));
-    if (!handle || found == device_blocks.end() || found->second->opened) return remember(cudaErrorInvalidValue);
+    if (!handle || found == device_blocks.end() || found->second->opened)
+        return remember(cudaErrorInvalidValue);
     Block *block = found->second;
     if (block->file < 0 && !export_device(block)) return remember(cudaErrorNotSupported);
     const Name name = { getpid(), block->file, block->device, block->bytes, block->page_bytes };
@@ -439,7 +445,8 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     char path[64];
     memcpy(&name, &handle, sizeof name);
     if (!pointer || flags != cudaIpcMemLazyEnablePeerAccess) return remember(cudaErrorInvalidValue);
-    if (name.process == getpid()) return remember(cudaErrorNotSupported); /* its own memory: CUDA refuses too */
+    if (name.process == getpid())
+        return remember(cudaErrorNotSupported); /* its own memory: CUDA refuses too */
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name.process, name.file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return remember(cudaErrorNotSupported);

@@ -14829,7 +14829,7 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.slots = a->scratch;
     g.block = g.slots + XDI_XTOKEN_LANES * a->k;
     g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    g.packed = g.across + XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE;
+    g.packed = g.across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
     memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }
@@ -28886,7 +28886,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
 /* One exchange: each shard's own references and, behind them, its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
+    const int64_t rows = a->student.rows, words = rows * ((int)XD_LOSS_REFERENCES + (int)XD_LOSS_SUMS);
     const void *all;
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
@@ -40271,7 +40271,7 @@ XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xd
     XDI_V(prepare_mixing)(given, 1.0f, &m);
     for (int64_t i = 0, end; i < n; i = end) {
         int at = 0;
-        end = i + XDI_TILE_BLOCK * XDI_V(lanes);
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
         if (end > n) end = n;
         XDI_V(mix)(&m, x, y, i, end, parity, true, &mixed);
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
@@ -40373,7 +40373,7 @@ XDI_INLINE void XDI_V(mixture_gradient_loop)(const xdi_tile_gradient *g, int64_t
     XDI_V(prepare_mixing)(&g->mixture, -g->soft_scale, &m);
     for (int64_t i = 0, end; i < n; i = end) {
         int at = 0;
-        end = i + XDI_TILE_BLOCK * XDI_V(lanes);
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
         if (end > n) end = n;
         XDI_V(mix)(&m, g->x, g->y, i, end, parity, false, &mixed);
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
@@ -41056,4 +41056,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8ba032c0cfa0781c95ad19ac03da76dc1340fb54d09ab3f4ba4d582a99dcf299 */
+/* xdistill sha256 d5849122b95299ca8f3226ec1a5e1cb9ea37c0b1f88c2befd2d91ef4d1342d44 */

@@ -142,7 +142,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
 /* One exchange: each shard's own references and, behind them, its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
+    const int64_t rows = a->student.rows, words = rows * ((int)XD_LOSS_REFERENCES + (int)XD_LOSS_SUMS);
     const void *all;
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;

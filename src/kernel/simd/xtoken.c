@@ -80,7 +80,7 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.slots = a->scratch;
     g.block = g.slots + XDI_XTOKEN_LANES * a->k;
     g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    g.packed = g.across + XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE;
+    g.packed = g.across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
     memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }

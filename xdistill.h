@@ -10,8 +10,10 @@
                    Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
                    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
-                   tables); all else is a run-time field of a desc struct.
+   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of
+                   a desc struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN:
+                   losses across tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces
+                   other trainers. A call of what was left out is an error that names the option.
    SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
                    and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -42,6 +44,14 @@
 
 #if defined(__FAST_MATH__)
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
+#endif
+
+#if defined(XDISTILL_NO_TEACHER) && !defined(XDISTILL_NO_XTOKEN)
+#    error "XDISTILL_NO_TEACHER needs XDISTILL_NO_XTOKEN: losses across tokenizers read teacher caches"
+#endif
+
+#if defined(XD_NO_TOKENIZERS)
+#    error "XD_NO_TOKENIZERS is called XDISTILL_NO_TEXT now"
 #endif
 
 #include <stdbool.h>
@@ -3085,7 +3095,7 @@ typedef struct xd_model_gather_desc {
 XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc);
 
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>text/tokenizer */
 
 /* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
@@ -3099,7 +3109,7 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
  *     XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
  *     XDI_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
  *
- * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
+ * XDISTILL_NO_TEXT leaves all of this out, and with it the Unicode tables. */
 
 /* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
 typedef struct xd_tokenizer xd_tokenizer;
@@ -4116,7 +4126,7 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
 /* Frees such a copy; an empty one is fine. */
 XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build */
 
 /* What a projection covers. */
@@ -4167,6 +4177,7 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
 
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 /* >>teacher/cache */
 
 /* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
@@ -4522,7 +4533,9 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
                                     const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                     xd_rows values);
 
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/xtoken */
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
@@ -4787,7 +4800,9 @@ typedef struct xd_uld_values {
  * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical */
 
 /* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
@@ -4868,6 +4883,7 @@ XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t b
 /* The denominators of Model-Optimizer's logits loss over [N, V]: batchmean N, mean N * V, sum 1. */
 XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary);
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>compat/uld_chunks */
 
 /* One side of a sequence as TRL sees it. */
@@ -4885,6 +4901,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
                                       const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
                                       xd_alignment *out);
 
+#endif
+#ifndef XDISTILL_NO_TEACHER
 /* >>compat/route_plan */
 
 /* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
@@ -4924,6 +4942,124 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
 
+#endif
+#endif
+
+/* >>left_out */
+
+/* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
+#    define xd_align_dp_desc XDISTILL_NO_COMPAT_leaves_out_xd_align_dp_desc
+#    define xd_compat_reduction XDISTILL_NO_COMPAT_leaves_out_xd_compat_reduction
+#    define xd_canonical_token (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_token)
+#    define xd_canonical_sequence (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_sequence)
+#    define xd_canonical_free (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_free)
+#    define xd_align_dp (XDISTILL_NO_COMPAT_leaves_out_xd_align_dp)
+#    define xd_align_segment (XDISTILL_NO_COMPAT_leaves_out_xd_align_segment)
+#    define xd_compat_jsd_of_probabilities (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_of_probabilities)
+#    define xd_compat_jsd_denominator (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_denominator)
+#    define xd_compat_modelopt_denominator (XDISTILL_NO_COMPAT_leaves_out_xd_compat_modelopt_denominator)
+#endif
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_teacher_shard XDISTILL_NO_COMPAT_leaves_out_xd_teacher_shard
+#    define xd_teacher_piece XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece
+#    define xd_teacher_route (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route)
+#    define xd_teacher_piece_copy (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece_copy)
+#elif defined(XDISTILL_NO_TEACHER)
+#    define xd_teacher_shard XDISTILL_NO_TEACHER_leaves_out_xd_teacher_shard
+#    define xd_teacher_piece XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece
+#    define xd_teacher_route (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route)
+#    define xd_teacher_piece_copy (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece_copy)
+#endif
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_uld_trl_side XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_side
+#    define xd_compat_uld_chunks (XDISTILL_NO_COMPAT_leaves_out_xd_compat_uld_chunks)
+#elif defined(XDISTILL_NO_XTOKEN)
+#    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
+#    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
+#endif
+#if defined(XDISTILL_NO_TEACHER)
+#    define xd_cache_coding XDISTILL_NO_TEACHER_leaves_out_xd_cache_coding
+#    define xd_teacher_cache_desc XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_desc
+#    define xd_teacher_cache_writer XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer
+#    define xd_teacher_cache_block XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_block
+#    define xd_teacher_cache XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache
+#    define xd_teacher_cache_info XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_info
+#    define xd_cached_document XDISTILL_NO_TEACHER_leaves_out_xd_cached_document
+#    define xd_cached_position XDISTILL_NO_TEACHER_leaves_out_xd_cached_position
+#    define xd_route XDISTILL_NO_TEACHER_leaves_out_xd_route
+#    define xd_route_payload XDISTILL_NO_TEACHER_leaves_out_xd_route_payload
+#    define xd_route_span XDISTILL_NO_TEACHER_leaves_out_xd_route_span
+#    define xd_route_side XDISTILL_NO_TEACHER_leaves_out_xd_route_side
+#    define xd_route_desc XDISTILL_NO_TEACHER_leaves_out_xd_route_desc
+#    define xd_route_window XDISTILL_NO_TEACHER_leaves_out_xd_route_window
+#    define xd_route_info XDISTILL_NO_TEACHER_leaves_out_xd_route_info
+#    define xd_teacher_cache_create (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_create)
+#    define xd_teacher_cache_document (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_document)
+#    define xd_teacher_cache_append (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_append)
+#    define xd_teacher_cache_finish (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_finish)
+#    define xd_teacher_cache_abort (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_abort)
+#    define xd_teacher_cache_open (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_open)
+#    define xd_teacher_cache_parse (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_parse)
+#    define xd_teacher_cache_close (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_close)
+#    define xd_teacher_cache_describe (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_describe)
+#    define xd_teacher_cache_find_document (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_find_document)
+#    define xd_teacher_cache_read (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_read)
+#    define xd_teacher_cache_entries (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_entries)
+#    define xd_route_create (XDISTILL_NO_TEACHER_leaves_out_xd_route_create)
+#    define xd_route_destroy (XDISTILL_NO_TEACHER_leaves_out_xd_route_destroy)
+#    define xd_route_describe (XDISTILL_NO_TEACHER_leaves_out_xd_route_describe)
+#    define xd_route_slot (XDISTILL_NO_TEACHER_leaves_out_xd_route_slot)
+#    define xd_route_post (XDISTILL_NO_TEACHER_leaves_out_xd_route_post)
+#    define xd_route_send (XDISTILL_NO_TEACHER_leaves_out_xd_route_send)
+#    define xd_route_take (XDISTILL_NO_TEACHER_leaves_out_xd_route_take)
+#    define xd_route_release (XDISTILL_NO_TEACHER_leaves_out_xd_route_release)
+#    define xd_teacher_columns (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_columns)
+#endif
+#if defined(XDISTILL_NO_TEXT)
+#    define xd_tokenizer XDISTILL_NO_TEXT_leaves_out_xd_tokenizer
+#    define xd_encoder XDISTILL_NO_TEXT_leaves_out_xd_encoder
+#    define xd_tokenizer_preset XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_preset
+#    define xd_tokenizer_special XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_special
+#    define xd_tokenizer_desc XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_desc
+#    define xd_tokenizer_info XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_info
+#    define xd_token_kind XDISTILL_NO_TEXT_leaves_out_xd_token_kind
+#    define xd_token XDISTILL_NO_TEXT_leaves_out_xd_token
+#    define xd_encode_desc XDISTILL_NO_TEXT_leaves_out_xd_encode_desc
+#    define xd_encoding XDISTILL_NO_TEXT_leaves_out_xd_encoding
+#    define xd_projection_report XDISTILL_NO_TEXT_leaves_out_xd_projection_report
+#    define xd_tokenizer_load (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load)
+#    define xd_tokenizer_parse (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_parse)
+#    define xd_tokenizer_destroy (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_destroy)
+#    define xd_tokenizer_describe (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_describe)
+#    define xd_tokenizer_token (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_token)
+#    define xd_tokenizer_find (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_find)
+#    define xd_tokenizer_find_special (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_find_special)
+#    define xd_tokenizer_decode (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_decode)
+#    define xd_encoder_create (XDISTILL_NO_TEXT_leaves_out_xd_encoder_create)
+#    define xd_encoder_destroy (XDISTILL_NO_TEXT_leaves_out_xd_encoder_destroy)
+#    define xd_encode (XDISTILL_NO_TEXT_leaves_out_xd_encode)
+#    define xd_projection_build (XDISTILL_NO_TEXT_leaves_out_xd_projection_build)
+#    define xd_projection_cached (XDISTILL_NO_TEXT_leaves_out_xd_projection_cached)
+#endif
+#if defined(XDISTILL_NO_XTOKEN)
+#    define xd_xtoken_kind XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_kind
+#    define xd_likelihood_form XDISTILL_NO_XTOKEN_leaves_out_xd_likelihood_form
+#    define xd_xtoken_mode XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_mode
+#    define xd_xtoken_score XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_score
+#    define xd_xtoken_teacher XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher
+#    define xd_xtoken_teacher_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher_values
+#    define xd_xtoken_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_values
+#    define xd_xtoken_desc XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_desc
+#    define xd_uld_merge XDISTILL_NO_XTOKEN_leaves_out_xd_uld_merge
+#    define xd_uld_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_side
+#    define xd_uld_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_desc
+#    define xd_uld_values XDISTILL_NO_XTOKEN_leaves_out_xd_uld_values
+#    define xd_xtoken_workspace_bytes (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_workspace_bytes)
+#    define xd_xtoken_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_loss)
+#    define xd_uld_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_uld_loss)
+#endif
 
 #endif /* XDISTILL_H */
 
@@ -22263,7 +22399,7 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
 }
 
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>text/internal */
 
 /* ---- unicode.c ---- */
@@ -31733,7 +31869,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build.c */
 
 /* A projection from two tokenizers: every token's bytes through the other one. */
@@ -32088,6 +32224,7 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
 
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 /* >>teacher/internal */
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
@@ -34744,7 +34881,9 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
     return result;
 }
 
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/internal */
 
 /* The floor of the reference's divisions and logarithms. */
@@ -38494,7 +38633,9 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
     return result;
 }
 
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical.c */
 
 /* Canonical forms of vocabulary strings, as NeMo-RL has them. */
@@ -39376,6 +39517,7 @@ XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int6
     return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>compat/uld_chunks.c */
 
 /* The groups of tokens that TRL compares. */
@@ -39445,6 +39587,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     return XD_OK;
 }
 
+#endif
+#ifndef XDISTILL_NO_TEACHER
 /* >>compat/route_plan.c */
 
 /* NeMo-RL's plan for teacher shards, for comparing plans. */
@@ -39559,6 +39703,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
     return xdi_route_copy(ctx, &kernels, &from, &to);
 }
 
+#endif
+#endif
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
@@ -40967,4 +41113,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8d0dfcf5839e92c8c03c73e3bdc934020fc95a90fe8280c597f1bd61154bdcc9 */
+/* xdistill sha256 1c4066f985e6f9aced15f9cc702c7ca575cc66bc96d466c51cf5c4117bb35659 */

@@ -10,8 +10,10 @@
                    Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
                    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
-                   tables); all else is a run-time field of a desc struct.
+   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of
+                   a desc struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN:
+                   losses across tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces
+                   other trainers. A call of what was left out is an error that names the option.
    SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
                    and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -72,7 +74,7 @@
 #include "io/model_files.h"
 #include "io/gather.h"
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "text/tokenizer.h"
 #endif
 
@@ -91,21 +93,33 @@
 #include "align/projection_file.h"
 #include "align/chunks.h"
 #include "align/project.h"
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.h"
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 #include "teacher/cache.h"
 #include "teacher/route.h"
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/xtoken.h"
 #include "xtoken/uld.h"
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.h"
 #include "compat/align_dp.h"
 #include "compat/compat.h"
+#ifndef XDISTILL_NO_XTOKEN
 #include "compat/uld_chunks.h"
+#endif
+#ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.h"
+#endif
+#endif
+
+/* ---- left out by an option: tools/amalgamate.py lists it here ---- */
 
 #endif /* XDISTILL_H */
 
@@ -201,7 +215,7 @@
 #include "io/model_files.c"
 #include "io/gather.c"
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "text/internal.h"
 #include "text/unicode_tables.h"
 #include "text/unicode.c"
@@ -238,10 +252,11 @@
 #include "align/projection_file.c"
 #include "align/chunks.c"
 #include "align/project.c"
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.c"
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 #include "teacher/internal.h"
 #include "teacher/cache.c"
 #include "teacher/cache_write.c"
@@ -252,7 +267,9 @@
 #include "teacher/route_memory.c"
 #include "teacher/route.c"
 #include "teacher/columns.c"
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/internal.h"
 #include "xtoken/check.c"
 #include "xtoken/xtoken.c"
@@ -268,12 +285,19 @@
 #include "xtoken/likelihood.c"
 #include "xtoken/score.c"
 #include "xtoken/uld.c"
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.c"
 #include "compat/align_dp.c"
 #include "compat/compat.c"
+#ifndef XDISTILL_NO_XTOKEN
 #include "compat/uld_chunks.c"
+#endif
+#ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.c"
+#endif
+#endif
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */

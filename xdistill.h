@@ -5253,9 +5253,11 @@ static bool xdi_cpu_has_any(void) {
     return true;
 }
 
+#if !defined(XDI_PORTABLE) || !defined(XDI_X86)
 static bool xdi_cpu_has_none(void) {
     return false;
 }
+#endif
 
 #if defined(XDI_PORTABLE)
 #    define XDI_CPU_HAS_PORTABLE xdi_cpu_has_any
@@ -41113,4 +41115,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1c4066f985e6f9aced15f9cc702c7ca575cc66bc96d466c51cf5c4117bb35659 */
+/* xdistill sha256 2e6aeaefa784501af96c590bd5dfce12ed97d3c9455dda71b8bc1108deb1d84e */

@@ -15,11 +15,13 @@ LIBS = -lm -lpthread
 version = $(shell sed -n 's/^\#define XD_VERSION_[A-Z]* \([0-9]*\)$$/\1/p' src/base/config.h | paste -sd. -)
 warnings = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wmissing-prototypes -Wundef -Wvla
 
-# How the tests are built. make check gives other values: another compiler, the generated header, sanitizers.
+# How the tests are built. make check gives other values: another compiler, the generated header, sanitizers. Objects of
+# tests hold nothing of the library, so those of test_objects may be linked with any test_implementation.
 test_dir = build/test
+test_objects = $(test_dir)
 test_header = src
 test_cc = $(CC) -std=c99 -O1 -g $(warnings)
-test_implementation_cc = $(test_cc)
+test_implementation = $(test_dir)/implementation.o
 test_libs = $(LIBS)
 test_sources := $(sort $(wildcard tests/test_*.c))
 
@@ -27,17 +29,33 @@ test_sources := $(sort $(wildcard tests/test_*.c))
 whole_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
-examples := $(patsubst examples/%.c,build/examples/%,$(sort $(wildcard examples/*.c)))
+examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
+private_names := $(shell grep -lE '\<xdi_' bench/*.c /dev/null)
 bench := $(patsubst bench/%.c,build/bench/%,$(sort $(wildcard bench/*.c)))
 mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
+# Programs around the library share it as one object for each set of flags: their own files leave it out by this.
+library = build/libxdistill.a
+linked = -DXDISTILL_IMPLEMENTED
+
+.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+lib: build/libxdistill.a build/libxdistill.so ## the library to link, static and shared, for programs of many files
+
+build/xdistill.o: tests/build/implementation.c xdistill.h | build
+	$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
+
+build/libxdistill.a: build/xdistill.o
+	rm -f $@ && $(AR) -rc $@ $<
+
+build/libxdistill.so: build/xdistill.o
+	$(CC) -shared $< -o $@ $(LIBS)
 
 test: ## build and run every tests/test_*.c: minutes, -j helps; needs cc and make only
 	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
@@ -59,54 +77,75 @@ golden-levels: build/golden ## the same on every CPU level of this machine and i
 build-tests: $(tests)
 
 test_includes = -I$(test_header) -Itests
+whole_test_cc = $(test_cc) $(test_includes)
 dependencies = -MMD -MP -MF $@.d -MT $@
 
-$(filter-out $(whole_tests),$(tests)): $(test_dir)/%: tests/%.c $(test_dir)/implementation.o
-	$(test_cc) $(test_includes) $(dependencies) -DXDISTILL_IMPLEMENTED $< $(test_dir)/implementation.o \
-	    -o $@ $(test_libs)
+$(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test_implementation) | $(test_dir)
+	$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
+
+$(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
+	$(test_cc) $(test_includes) $(dependencies) $(linked) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
-	$(test_cc) $(test_includes) $(dependencies) $< -o $@ $(test_libs)
+	$(whole_test_cc) $(dependencies) $< -o $@ $(test_libs)
 
 $(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
-	$(test_implementation_cc) $(test_includes) $(dependencies) -c $< -o $@
+	$(test_cc) $(test_includes) $(dependencies) -c $< -o $@
 
-build/golden: $(wildcard tests/golden/* src/*.h src/*/* src/*/*/*) | build
-	$(CC) -std=c99 -O2 $(warnings) -Isrc -Itests tests/golden/*.c -o $@ $(LIBS)
+golden_objects := $(patsubst tests/golden/%.c,build/golden.d/%.o,$(wildcard tests/golden/*.c))
+golden_implementation = build/golden.d/implementation.o
+
+build/golden: $(golden_objects) $(golden_implementation) | build
+	$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
+
+$(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
+	$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests $(dependencies) -c $< -o $@
+
+build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
+	$(CC) -std=c99 -O2 $(warnings) -Isrc $(dependencies) -c $< -o $@
 
 demo: build/demo ## build and run the demonstration in examples/demo; ARGS are its options
 	build/demo $(ARGS)
 
-build/demo: $(wildcard examples/demo/* examples/nn/*) xdistill.h | build
-	$(CC) -std=c99 $(CFLAGS) -I. $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
+build/demo: $(wildcard examples/demo/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 	$(MPIRUN) build/demo-mpi $(ARGS)
 
-build/demo-mpi: $(wildcard examples/demo/* examples/nn/*) xdistill.h xdistill_mpi.h | build
-	mpicc -std=c99 $(CFLAGS) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
+build/demo-mpi: $(wildcard examples/demo/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh
 
-build/real: $(wildcard examples/real/* examples/nn/*) xdistill.h | build
-	$(CC) -std=c99 $(CFLAGS) -I. $(wildcard examples/real/*.c examples/nn/*.c) -o $@ $(LIBS)
+build/real: $(wildcard examples/real/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 build/bpe_train: tools/bpe_train.c xdistill.h | build
 	$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
 
+build/projection: tools/projection.c $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
+
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh
 
-examples: ## build each examples/*.c by the line of the README and run it
+examples: ## build each examples/*.c and *.cpp and run it, the first of each by the line of the README
 	@failed=; $(MAKE) -k --no-print-directory build-examples || failed=1; \
 	TEST_PLAIN=1 BUILD_FAILED=$$failed sh tests/build/run.sh build/examples $(examples)
 
 .PHONY: build-examples
 build-examples: $(examples)
 
-build/examples/%: examples/%.c xdistill.h | build/examples
+build/examples/%: examples/%.c $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
+
+build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
+
+build/examples/12_from_cpp: examples/12_from_cpp.cpp xdistill.h | build/examples
+	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
 
@@ -114,11 +153,19 @@ bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
 	@for program in $(bench); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || mpirun --oversubscribe --allow-run-as-root -n 2 $(bench_mpi)
 
-build/bench/%: bench/%.c $(wildcard bench/*.h) xdistill.h | build/bench
+build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
+	$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+
+# Those that look at private names.
+$(patsubst bench/%.c,build/bench/%,$(filter bench/%.c,$(private_names))): build/bench/%: bench/%.c $(wildcard bench/*.h) xdistill.h \
+    | build/bench
 	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
 
-build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill.h | build/bench
-	mpicc -std=c99 -O3 -DBENCH_MPI -I. $< -o $@ $(LIBS)
+build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill_mpi.h build/bench/xdistill.o
+	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+
+build/bench/xdistill.o: tests/build/implementation.c xdistill.h | build/bench
+	$(CC) -std=c99 -O3 -I. -c $< -o $@
 
 bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
 	$(TORCH_PYTHON) bench/torch/compare.py build/bench/shim.so $(ARGS)
@@ -149,8 +196,8 @@ endif
 .PHONY: build-mpi
 build-mpi: $(mpi_tests)
 
-build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/*.h) xdistill.h xdistill_mpi.h | build/mpi
-	mpicc -std=c99 -O1 -g -I. -Itests $< -o $@ $(LIBS)
+build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/*.h) xdistill_mpi.h $(library) | build/mpi
+	mpicc -std=c99 -O1 -g $(linked) -I. -Itests $< $(library) -o $@ $(LIBS)
 
 cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list what its kernels take
 ifeq ($(shell command -v $(NVCC)),)
@@ -205,7 +252,7 @@ uninstall: ## remove what install put there
 clean: ## remove build/
 	rm -rf build
 
-build build/bench build/examples build/mpi $(test_dir):
+build build/bench build/examples build/golden.d build/mpi $(sort $(test_dir) $(test_objects)):
 	mkdir -p $@
 
--include $(wildcard $(test_dir)/*.d)
+-include $(wildcard $(sort $(test_dir)/*.d $(test_objects)/*.d) build/golden.d/*.d)

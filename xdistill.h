@@ -1,21 +1,37 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   In *one* C or C++ file:                          Everywhere else:
+   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
+   them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
+   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
+   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+
+   In *one* C or C++ file of its own:               Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
-       #include "xdistill.h"                        cc -std=c99 -O2 app.c -o app -lm -lpthread
+       #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   PURPOSE         Your trainer keeps its own model and its own loop. This header brings what a distributed
-                   distillation needs around them: meshes, sharded tensors, losses over a vocabulary and a sequence
-                   that are split over ranks, within one tokenizer or across two, AdamW, EMA, safetensors files.
-                   Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
-                   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+   A program, but for its declarations and the check of results (XD_TRY):
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
-                   tables); all else is a run-time field of a desc struct.
-   SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
-                   and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
-   CONTENTS        search for ">>": one marker a part, declarations first, then the implementation. */
+       xd_ctx_create(NULL, &ctx);
+       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
+       loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
+       loss.soft_weight = 1.0;                                // forward KL from the teacher
+       loss.temperature = 2.0;
+       loss.common.gradient = loss.student;                   // over the student's logits: no extra memory
+       xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
+       xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
+
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
+             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
+             call of what was left out is an error that names the option.
+   SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
+   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
+             rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
+             filled desc: xd_adamw_defaults and the like.
+   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
+             back ends" on what devices, transports and companions are made of; then the implementation. */
 
 /* Generated from src/xdistill.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */
@@ -44,6 +60,14 @@
 
 #if defined(__FAST_MATH__)
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
+#endif
+
+#if defined(XDISTILL_NO_TEACHER) && !defined(XDISTILL_NO_XTOKEN)
+#    error "XDISTILL_NO_TEACHER needs XDISTILL_NO_XTOKEN: losses across tokenizers read teacher caches"
+#endif
+
+#if defined(XD_NO_TOKENIZERS)
+#    error "XD_NO_TOKENIZERS is called XDISTILL_NO_TEXT now"
 #endif
 
 #include <stdbool.h>
@@ -1584,7 +1608,7 @@ typedef struct xd_token_span {
     int64_t begin, end;
 } xd_token_span;
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>text/tokenizer */
 
 /* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
@@ -1598,7 +1622,7 @@ typedef struct xd_token_span {
  *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
  *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
  *
- * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
+ * XDISTILL_NO_TEXT leaves all of this out, and with it the Unicode tables. */
 
 /* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
 typedef struct xd_tokenizer xd_tokenizer;
@@ -2116,7 +2140,7 @@ XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out);
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build */
 
 /* What a projection covers. */
@@ -2278,6 +2302,7 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
 
 
 /* Teachers. */
+#ifndef XDISTILL_NO_TEACHER
 /* >>teacher/cache */
 
 /* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
@@ -2635,6 +2660,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_row
                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                       xd_rows values);
 
+#endif
+#ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/xtoken */
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
@@ -2899,6 +2926,7 @@ typedef struct xd_uld_values {
  * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
+#endif
 
 /* Training. */
 /* >>train/param */
@@ -3398,6 +3426,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 
 
 /* What reproduces other trainers. */
+#ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical */
 
 /* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
@@ -3478,6 +3507,7 @@ XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t b
 /* The denominators of Model-Optimizer's logits loss over [N, V]: batchmean N, mean N * V, sum 1. */
 XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary);
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>compat/uld_chunks */
 
 /* One side of a sequence as TRL sees it. */
@@ -3495,6 +3525,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
                                       const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
                                       xd_alignment *out);
 
+#endif
+#ifndef XDISTILL_NO_TEACHER
 /* >>compat/route_plan */
 
 /* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
@@ -3534,6 +3566,8 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
 
+#endif
+#endif
 
 /* ---- for back ends ---- */
 
@@ -4976,6 +5010,122 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
 
 
+/* >>left_out */
+
+/* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
+#    define xd_align_dp_desc XDISTILL_NO_COMPAT_leaves_out_xd_align_dp_desc
+#    define xd_compat_reduction XDISTILL_NO_COMPAT_leaves_out_xd_compat_reduction
+#    define xd_canonical_token (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_token)
+#    define xd_canonical_sequence (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_sequence)
+#    define xd_canonical_destroy (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_destroy)
+#    define xd_align_dp (XDISTILL_NO_COMPAT_leaves_out_xd_align_dp)
+#    define xd_align_segment (XDISTILL_NO_COMPAT_leaves_out_xd_align_segment)
+#    define xd_compat_jsd_of_probabilities (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_of_probabilities)
+#    define xd_compat_jsd_denominator (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_denominator)
+#    define xd_compat_modelopt_denominator (XDISTILL_NO_COMPAT_leaves_out_xd_compat_modelopt_denominator)
+#endif
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_teacher_shard XDISTILL_NO_COMPAT_leaves_out_xd_teacher_shard
+#    define xd_teacher_piece XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece
+#    define xd_teacher_route (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route)
+#    define xd_teacher_piece_copy (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece_copy)
+#elif defined(XDISTILL_NO_TEACHER)
+#    define xd_teacher_shard XDISTILL_NO_TEACHER_leaves_out_xd_teacher_shard
+#    define xd_teacher_piece XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece
+#    define xd_teacher_route (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route)
+#    define xd_teacher_piece_copy (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece_copy)
+#endif
+#if defined(XDISTILL_NO_COMPAT)
+#    define xd_uld_trl_side XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_side
+#    define xd_compat_uld_chunks (XDISTILL_NO_COMPAT_leaves_out_xd_compat_uld_chunks)
+#elif defined(XDISTILL_NO_XTOKEN)
+#    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
+#    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
+#endif
+#if defined(XDISTILL_NO_TEACHER)
+#    define xd_cache_coding XDISTILL_NO_TEACHER_leaves_out_xd_cache_coding
+#    define xd_teacher_cache_desc XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_desc
+#    define xd_teacher_cache_writer XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer
+#    define xd_teacher_cache_block XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_block
+#    define xd_teacher_cache XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache
+#    define xd_teacher_cache_info XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_info
+#    define xd_cached_document XDISTILL_NO_TEACHER_leaves_out_xd_cached_document
+#    define xd_cached_position XDISTILL_NO_TEACHER_leaves_out_xd_cached_position
+#    define xd_route XDISTILL_NO_TEACHER_leaves_out_xd_route
+#    define xd_route_payload XDISTILL_NO_TEACHER_leaves_out_xd_route_payload
+#    define xd_route_span XDISTILL_NO_TEACHER_leaves_out_xd_route_span
+#    define xd_route_side XDISTILL_NO_TEACHER_leaves_out_xd_route_side
+#    define xd_route_desc XDISTILL_NO_TEACHER_leaves_out_xd_route_desc
+#    define xd_route_window XDISTILL_NO_TEACHER_leaves_out_xd_route_window
+#    define xd_route_info XDISTILL_NO_TEACHER_leaves_out_xd_route_info
+#    define xd_teacher_cache_writer_create (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer_create)
+#    define xd_teacher_cache_writer_document (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer_document)
+#    define xd_teacher_cache_writer_append (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer_append)
+#    define xd_teacher_cache_writer_commit (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer_commit)
+#    define xd_teacher_cache_writer_abort (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_writer_abort)
+#    define xd_teacher_cache_open (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_open)
+#    define xd_teacher_cache_open_memory (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_open_memory)
+#    define xd_teacher_cache_close (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_close)
+#    define xd_teacher_cache_describe (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_describe)
+#    define xd_teacher_cache_find_document (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_find_document)
+#    define xd_teacher_cache_read (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_read)
+#    define xd_teacher_cache_entries (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_entries)
+#    define xd_route_create (XDISTILL_NO_TEACHER_leaves_out_xd_route_create)
+#    define xd_route_destroy (XDISTILL_NO_TEACHER_leaves_out_xd_route_destroy)
+#    define xd_route_describe (XDISTILL_NO_TEACHER_leaves_out_xd_route_describe)
+#    define xd_route_slot (XDISTILL_NO_TEACHER_leaves_out_xd_route_slot)
+#    define xd_route_post (XDISTILL_NO_TEACHER_leaves_out_xd_route_post)
+#    define xd_route_send (XDISTILL_NO_TEACHER_leaves_out_xd_route_send)
+#    define xd_route_take (XDISTILL_NO_TEACHER_leaves_out_xd_route_take)
+#    define xd_route_release (XDISTILL_NO_TEACHER_leaves_out_xd_route_release)
+#    define xd_vocab_topk_gather (XDISTILL_NO_TEACHER_leaves_out_xd_vocab_topk_gather)
+#endif
+#if defined(XDISTILL_NO_TEXT)
+#    define xd_tokenizer XDISTILL_NO_TEXT_leaves_out_xd_tokenizer
+#    define xd_encoder XDISTILL_NO_TEXT_leaves_out_xd_encoder
+#    define xd_tokenizer_preset XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_preset
+#    define xd_tokenizer_special XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_special
+#    define xd_tokenizer_desc XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_desc
+#    define xd_tokenizer_info XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_info
+#    define xd_token_kind XDISTILL_NO_TEXT_leaves_out_xd_token_kind
+#    define xd_token XDISTILL_NO_TEXT_leaves_out_xd_token
+#    define xd_encode_desc XDISTILL_NO_TEXT_leaves_out_xd_encode_desc
+#    define xd_encoding XDISTILL_NO_TEXT_leaves_out_xd_encoding
+#    define xd_projection_report XDISTILL_NO_TEXT_leaves_out_xd_projection_report
+#    define xd_tokenizer_load (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load)
+#    define xd_tokenizer_load_memory (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load_memory)
+#    define xd_tokenizer_destroy (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_destroy)
+#    define xd_tokenizer_describe (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_describe)
+#    define xd_tokenizer_token (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_token)
+#    define xd_tokenizer_find (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_find)
+#    define xd_tokenizer_find_special (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_find_special)
+#    define xd_tokenizer_decode (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_decode)
+#    define xd_encoder_create (XDISTILL_NO_TEXT_leaves_out_xd_encoder_create)
+#    define xd_encoder_destroy (XDISTILL_NO_TEXT_leaves_out_xd_encoder_destroy)
+#    define xd_encode (XDISTILL_NO_TEXT_leaves_out_xd_encode)
+#    define xd_projection_build (XDISTILL_NO_TEXT_leaves_out_xd_projection_build)
+#    define xd_projection_cached (XDISTILL_NO_TEXT_leaves_out_xd_projection_cached)
+#endif
+#if defined(XDISTILL_NO_XTOKEN)
+#    define xd_xtoken_kind XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_kind
+#    define xd_likelihood_form XDISTILL_NO_XTOKEN_leaves_out_xd_likelihood_form
+#    define xd_xtoken_mode XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_mode
+#    define xd_xtoken_score XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_score
+#    define xd_xtoken_teacher XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher
+#    define xd_xtoken_teacher_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher_values
+#    define xd_xtoken_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_values
+#    define xd_xtoken_desc XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_desc
+#    define xd_uld_merge XDISTILL_NO_XTOKEN_leaves_out_xd_uld_merge
+#    define xd_uld_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_side
+#    define xd_uld_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_desc
+#    define xd_uld_values XDISTILL_NO_XTOKEN_leaves_out_xd_uld_values
+#    define xd_xtoken_workspace_bytes (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_workspace_bytes)
+#    define xd_xtoken_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_loss)
+#    define xd_uld_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_uld_loss)
+#endif
+
 #endif /* XDISTILL_H */
 
 #ifdef XDISTILL_IMPLEMENTATION
@@ -5168,9 +5318,11 @@ static bool xdi_cpu_has_any(void) {
     return true;
 }
 
+#if !defined(XDI_PORTABLE) || !defined(XDI_X86)
 static bool xdi_cpu_has_none(void) {
     return false;
 }
+#endif
 
 #if defined(XDI_PORTABLE)
 #    define XDI_CPU_HAS_PORTABLE xdi_cpu_has_any
@@ -22382,7 +22534,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 }
 
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>text/internal */
 
 /* ---- unicode.c ---- */
@@ -31835,7 +31987,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build.c */
 
 /* A projection from two tokenizers: every token's bytes through the other one. */
@@ -32188,6 +32340,7 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
 
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 /* >>teacher/internal */
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
@@ -34841,7 +34994,9 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_row
     return result;
 }
 
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/internal */
 
 /* The floor of the reference's divisions and logarithms. */
@@ -38583,7 +38738,9 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
     return result;
 }
 
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical.c */
 
 /* Canonical forms of vocabulary strings, as NeMo-RL has them. */
@@ -39465,6 +39622,7 @@ XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int6
     return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }
 
+#ifndef XDISTILL_NO_XTOKEN
 /* >>compat/uld_chunks.c */
 
 /* The groups of tokens that TRL compares. */
@@ -39534,6 +39692,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     return XD_OK;
 }
 
+#endif
+#ifndef XDISTILL_NO_TEACHER
 /* >>compat/route_plan.c */
 
 /* NeMo-RL's plan for teacher shards, for comparing plans. */
@@ -39648,6 +39808,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
     return xdi_route_copy(ctx, &kernels, &from, &to);
 }
 
+#endif
+#endif
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
@@ -41056,4 +41218,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d5849122b95299ca8f3226ec1a5e1cb9ea37c0b1f88c2befd2d91ef4d1342d44 */
+/* xdistill sha256 3ec16a49ee7c76aefeb2a0d4981ac1ab8d53730ffb63b0efe617882090077498 */

@@ -1,21 +1,37 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   In *one* C or C++ file:                          Everywhere else:
+   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
+   them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
+   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
+   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+
+   In *one* C or C++ file of its own:               Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
-       #include "xdistill.h"                        cc -std=c99 -O2 app.c -o app -lm -lpthread
+       #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   PURPOSE         Your trainer keeps its own model and its own loop. This header brings what a distributed
-                   distillation needs around them: meshes, sharded tensors, losses over a vocabulary and a sequence
-                   that are split over ranks, within one tokenizer or across two, AdamW, EMA, safetensors files.
-                   Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
-                   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+   A program, but for its declarations and the check of results (XD_TRY):
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
-                   tables); all else is a run-time field of a desc struct.
-   SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
-                   and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
-   CONTENTS        search for ">>": one marker a part, declarations first, then the implementation. */
+       xd_ctx_create(NULL, &ctx);
+       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
+       loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
+       loss.soft_weight = 1.0;                                // forward KL from the teacher
+       loss.temperature = 2.0;
+       loss.common.gradient = loss.student;                   // over the student's logits: no extra memory
+       xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
+       xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
+
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
+             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
+             call of what was left out is an error that names the option.
+   SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
+   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
+             rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
+             filled desc: xd_adamw_defaults and the like.
+   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
+             back ends" on what devices, transports and companions are made of; then the implementation. */
 
 #ifndef XDISTILL_H
 #define XDISTILL_H
@@ -60,23 +76,27 @@
 
 /* Tokenizers and alignment. */
 #include "base/text.h"
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "text/tokenizer.h"
 #endif
 #include "align/align.h"
 #include "align/projection.h"
 #include "align/projection_file.h"
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.h"
 #endif
 #include "align/chunks.h"
 #include "align/project.h"
 
 /* Teachers. */
+#ifndef XDISTILL_NO_TEACHER
 #include "teacher/cache.h"
 #include "teacher/route.h"
+#endif
+#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/xtoken.h"
 #include "xtoken/uld.h"
+#endif
 
 /* Training. */
 #include "train/param.h"
@@ -90,11 +110,17 @@
 #include "io/gather.h"
 
 /* What reproduces other trainers. */
+#ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.h"
 #include "compat/align_dp.h"
 #include "compat/compat.h"
+#ifndef XDISTILL_NO_XTOKEN
 #include "compat/uld_chunks.h"
+#endif
+#ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.h"
+#endif
+#endif
 
 /* ---- for back ends ---- */
 
@@ -120,6 +146,8 @@
 #include "kernel/kernels.h"
 #include "comm/transport.h"
 #include "tensor/interval.h"
+
+/* ---- left out by an option: tools/amalgamate.py lists it here ---- */
 
 #endif /* XDISTILL_H */
 
@@ -215,7 +243,7 @@
 #include "io/weights_files.c"
 #include "io/gather.c"
 
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "text/internal.h"
 #include "text/unicode_tables.h"
 #include "text/unicode.c"
@@ -252,10 +280,11 @@
 #include "align/projection_file.c"
 #include "align/chunks.c"
 #include "align/project.c"
-#ifndef XD_NO_TOKENIZERS
+#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.c"
 #endif
 
+#ifndef XDISTILL_NO_TEACHER
 #include "teacher/internal.h"
 #include "teacher/cache.c"
 #include "teacher/cache_write.c"
@@ -266,7 +295,9 @@
 #include "teacher/route_memory.c"
 #include "teacher/route.c"
 #include "teacher/columns.c"
+#endif
 
+#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/internal.h"
 #include "xtoken/check.c"
 #include "xtoken/xtoken.c"
@@ -282,12 +313,19 @@
 #include "xtoken/likelihood.c"
 #include "xtoken/score.c"
 #include "xtoken/uld.c"
+#endif
 
+#ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.c"
 #include "compat/align_dp.c"
 #include "compat/compat.c"
+#ifndef XDISTILL_NO_XTOKEN
 #include "compat/uld_chunks.c"
+#endif
+#ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.c"
+#endif
+#endif
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */

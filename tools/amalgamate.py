@@ -17,6 +17,9 @@ a `>>folder/part` marker. The parts' own quoted includes say what they use; they
 
 A template, src/<folder>/<name>.inc, is not listed: parts include it, some several times, with other macros defined. The
 generated header keeps it at its end and includes itself, as XDISTILL_SELF, with XDI_AGAIN telling which template is meant.
+
+Parts between `#ifndef XDISTILL_NO_...` and `#endif` are left out by that option. A list at the end of the
+declarations makes each of their types and functions an undeclared name that tells the option.
 """
 
 import argparse
@@ -35,6 +38,10 @@ LEFT = "xtoken/"  # the circle of the cross-tokenizer losses is to be opened yet
 UNITS = [("src/xdistill.h", "xdistill.h"), ("src/xdistill_cuda.cu", "xdistill_cuda.cu")]
 PREFIXES = ("xd_", "XD_", "xdi_", "XDI_", "XDISTILL_")
 NOTICE = "/* Generated from %s by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */\n"
+OPTION = re.compile(r"^#(?:ifndef (XDISTILL_NO_\w+)|(if)|(endif))", re.M)
+FUNCTION = re.compile(r"^XD_API\b[^;{()]*?\b(xd_\w+)\s*\(", re.M)
+TYPE = re.compile(r"^typedef (?:struct|union|enum) (xd_\w+)", re.M)
+LEFT_OUT = re.compile(r"^/\* ---- left out by an option\b.*\n", re.M)
 SEAL = re.compile(r"/\* xdistill sha256 ([0-9a-f]{64}) \*/\n\Z")
 
 
@@ -72,6 +79,23 @@ class Unit:
                 self.read_templates(self.texts[name])
         self.parts = parts.Parts(self.texts, self.templates)
         return table
+
+    def left_out(self, table):
+        """{options: (types, functions) that each of these options leaves out}, of the listed headers."""
+        found, around, at = {}, [], 0
+        for match in OPTION.finditer(table):
+            options = tuple(option for option in around if option)
+            headers = [name for name in INCLUDE.findall(table, at, match.start()) if name.endswith(".h")]
+            for text in [self.texts.get(name, "") for name in headers] if options else ():
+                types, functions = found.setdefault(options, ([], []))
+                types += [name for name in TYPE.findall(text) if name not in types]
+                functions += FUNCTION.findall(text)
+            at = match.end()
+            if match.group(3):
+                around.pop()
+            else:
+                around.append(match.group(1))
+        return found
 
     def read_templates(self, text):
         for name in INCLUDE.findall(text):
@@ -168,7 +192,10 @@ class Unit:
             return "#define XDI_AGAIN %d /* %s */\n#include XDISTILL_SELF\n#undef XDI_AGAIN\n" % (
                 called.index(name) + 1, name)
 
-        text = INCLUDE.sub(inline, table)
+        left_out, text = self.left_out(table), INCLUDE.sub(inline, table)
+        if left_out and not LEFT_OUT.search(text):
+            self.complain(self.source, 1, "no line says where what options leave out is listed")
+        text = LEFT_OUT.sub(lambda match: errors_of(left_out), text)
         for number, name in enumerate(called, 1):
             text = text.replace("/* %s */\n#include XDISTILL_SELF" % name, "/* >>%s */\n#include XDISTILL_SELF" % name)
         text = with_templates(text, [(name, self.inlined(name)) for name in called])
@@ -188,6 +215,19 @@ def with_templates(text, templates):
                     for number, (name, body) in enumerate(templates, 1))
     return "%s#if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */\n\n%s\n%s#endif /* XDI_AGAIN */\n\n%s" % (
         text[:start], text[start:end].rstrip("\n") + "\n", again, text[end:])
+
+
+def errors_of(left_out):
+    """What makes a name that an option leaves out an error that says so. Functions stand in parentheses, because a C99
+    compiler may take an unknown name before an argument list for a function that is declared elsewhere."""
+    lines = ["/* >>left_out */", "", "/* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */"]
+    for options, (types, functions) in sorted(left_out.items()):
+        for number, option in enumerate(options):
+            lines.append("#%s defined(%s)" % ("elif" if number else "if", option))
+            lines += ["#    define %s %s_leaves_out_%s" % (name, option, name) for name in types]
+            lines += ["#    define %s (%s_leaves_out_%s)" % (name, option, name) for name in functions]
+        lines.append("#endif")
+    return "\n".join(lines) + "\n"
 
 
 def without_guard(text):

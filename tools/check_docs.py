@@ -3,6 +3,7 @@
 
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
+  options    README.md's table of options that leave parts out has those of src/xdistill.h
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
 """
 
@@ -59,12 +60,19 @@ def check_snippets():
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder) / "snippet.c"
             source.write_text(block.group(1))
-            command = [os.environ.get("CC", "cc"), "-std=c99", "-O1", "-Wall", "-Wextra", "-Werror",
+            command = [os.environ.get("CC", "cc"), "-std=c99", "-O0", "-Wall", "-Wextra", "-Werror",
                        "-I", str(ROOT), str(source), "-o", str(source.with_suffix("")), "-lm", "-lpthread"]
             result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             line = text.count("\n", 0, block.start()) + 1
             yield "README.md:%d: this snippet does not compile:\n%s" % (line, result.stderr)
+
+
+def check_options():
+    known = set(re.findall(r"^#ifndef (XDISTILL_NO_\w+)", (ROOT / "src/xdistill.h").read_text(), re.M))
+    told = set(re.findall(r"^\| `(XDISTILL_NO_\w+)`", (ROOT / "README.md").read_text(), re.M))
+    for name in sorted(known ^ told):
+        yield "%s is %s" % (name, "not in README.md's table of options" if name in known else "no option of src/xdistill.h")
 
 
 def first_version(path):
@@ -82,7 +90,7 @@ def check_version():
 
 
 def main():
-    complaints = [*check_comments(), *check_version(), *check_snippets()]
+    complaints = [*check_comments(), *check_options(), *check_version(), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

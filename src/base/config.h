@@ -19,6 +19,14 @@
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif
 
+#if defined(XDISTILL_NO_TEACHER) && !defined(XDISTILL_NO_XTOKEN)
+#    error "XDISTILL_NO_TEACHER needs XDISTILL_NO_XTOKEN: losses across tokenizers read teacher caches"
+#endif
+
+#if defined(XD_NO_TOKENIZERS)
+#    error "XD_NO_TOKENIZERS is called XDISTILL_NO_TEXT now"
+#endif
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -36,9 +36,11 @@ static bool xdi_cpu_has_any(void) {
     return true;
 }
 
+#if !defined(XDI_PORTABLE) || !defined(XDI_X86)
 static bool xdi_cpu_has_none(void) {
     return false;
 }
+#endif
 
 #if defined(XDI_PORTABLE)
 #    define XDI_CPU_HAS_PORTABLE xdi_cpu_has_any

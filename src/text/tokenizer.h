@@ -15,7 +15,7 @@
  *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
  *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
  *
- * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
+ * XDISTILL_NO_TEXT leaves all of this out, and with it the Unicode tables. */
 
 /* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
 typedef struct xd_tokenizer xd_tokenizer;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # make check: every step below, two at a time, each with its log in build/check/.
 #
-#   sh tests/build/check.sh                      all steps, then `N passed, N failed, N skipped`
+#   sh tests/build/check.sh                      all steps, then what each took, and `N passed, N failed, N skipped`
 #   sh tests/build/check.sh compile:gcc:c99:O3   one step, its output on the terminal
 #
 # A step is a function step_<kind> with the words after the colons as arguments. It passes with status 0; with
@@ -9,26 +9,42 @@
 set -u
 out=build/check
 strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wundef -Wvla -Werror"
-hostile="-O3 -march=native -ffp-contract=fast"
-sanitize="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
+hostile="-march=native -ffp-contract=fast"
+sanitize="-g -fno-omit-frame-pointer -fno-sanitize-recover=all"
+memory="$sanitize -fsanitize=fuzzer-no-link,address,undefined" # the fuzzers link the object of the tests
+private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that name these carry their own implementation
 
+# What several steps link is compiled once. `build` comes first and alone; the rest begins with what is quickly told and goes
+# on with the longest, so that the two that run at a time end together.
 steps() {
-    echo amalgamate tools api docs format layout test
+    echo build amalgamate format layout fastmath tools api
+    echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
+    echo tests:address tests:generated tests:clang tests:hostile_c tests:hostile_cxx tests:thread levels options test
+    # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
+    # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
+    # optimizer sees, and C without it. These objects serve the tests.
     for cc in gcc clang; do
-        for std in c99 c11 gnu11 c++11 c++17; do
-            for level in O0 O3; do echo "compile:$cc:$std:$level"; done
-        done
-        for std in c99 c++11; do echo "headers:$cc:$std" "units:$cc:$std"; done
+        for corner in c99:O3 c++17:O3 c99:O0:-fno-pie; do echo "compile:$cc:$corner"; done
+        for std in c99 c11 gnu11 c++11 c++17; do echo "declarations:$cc:$std"; done
+        for std in c99 c++11; do echo "headers:$cc:$std"; done
+        for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts symbols self fastmath
-    echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread levels
-    echo fuzz projection_pt examples demo demo_mpi transformers golden mpi nvcc cuda cuda_emu:plain cuda_emu:checker cuda_emu:asan coverage_cuda install cmake pkgconfig
+    echo parts demo demo_mpi nvcc cuda golden examples mpi lib symbols self docs projection_pt install cmake pkgconfig
 }
 
 main() {
     rm -rf "$out"
     mkdir -p "$out"
-    steps | xargs -n 1 -P "${CHECK_JOBS:-2}" sh "$0" --report
+    begin=$(date +%s)
+    steps | xargs -n 1 | {
+        read -r first
+        sh "$0" --report "$first" </dev/null
+        xargs -n 1 -P "${CHECK_JOBS:-2}" sh "$0" --report
+    }
+    sort -rn "$out"/*.seconds >"$out/times"
+    awk 'BEGIN { print "seconds: processors, clock" } { processors += $1; clock += $2; print }
+        END { printf "%8.1f %6d  all steps\n", processors, clock }' "$out/times"
+    echo "$(($(date +%s) - begin)) seconds of the clock"
     passed=$(ls "$out" | grep -c '\.ok$')
     failed=$(ls "$out" | grep -c '\.FAILED$')
     skipped=$(ls "$out" | grep -c '\.skipped$')
@@ -38,9 +54,10 @@ main() {
 
 file_name() { echo "$1" | tr :/ --; }
 
-# Run one step with its output in a log, print how it went, and leave a file that says so.
+# Run one step with its output in a log, print how it went, and leave a file that says so and one with its seconds of all
+# processors and of the clock.
 report() {
-    file=$out/$(file_name "$1")
+    file=$out/$(file_name "$1") begin=$(date +%s)
     sh "$0" "$1" >"$file.log" 2>&1 </dev/null
     case $? in
     0) verdict=ok line="ok      $1" ;;
@@ -50,6 +67,12 @@ $(tail -n 40 "$file.log" | sed 's/^/    /')" ;;
     esac
     echo "$line"
     : >"$file.$verdict"
+    times >"$file.times" # of this shell, and of all that it waited for
+    awk -v clock=$(($(date +%s) - begin)) -v step="$1" 'NR == 2 {
+        for (i = 1; i <= 2; i++) { split($i, part, /[ms]/); seconds += 60 * part[1] + part[2] }
+        printf "%8.1f %6d  %s\n", seconds, clock, step
+    }' "$file.times" >"$file.seconds"
+    rm "$file.times"
 }
 
 need() {
@@ -61,11 +84,27 @@ need() {
 # A compiler with its language, standard and warnings: `driver gcc c++11` -> g++ -x c++ -std=c++11 -Wall ...
 driver() {
     case $1:$2 in
-    gcc:c++*) echo "g++ -x c++ -std=$2 $strict" ;;
-    clang:c++*) echo "clang++ -x c++ -std=$2 $strict" ;;
+    gcc:*++*) echo "g++ -x c++ -std=$2 $strict" ;;
+    clang:*++*) echo "clang++ -x c++ -std=$2 $strict" ;;
     *) echo "$1 -std=$2 $strict -Wmissing-prototypes" ;;
     esac
 }
+
+# The implementation as an object, compiled from the generated header without a warning, once for all steps that ask for it
+# in the same words: `unit gcc c99 O3 -march=native` leaves the object's name in $unit.
+unit() {
+    mkdir -p "$out/units"
+    unit=$out/units/$(echo "$*" | tr ' /=:,' '-----').o
+    until mkdir "$unit.lock" 2>/dev/null; do sleep 1; done # another step is at it
+    compile="$(driver "$1" "$2") -$3"
+    shift 3
+    [ "$unit" -nt xdistill.h ] || $compile "$@" -I. -c tests/build/implementation.c -o "$unit" || rm -f "$unit"
+    rmdir "$unit.lock"
+    [ -f "$unit" ]
+}
+
+# What more than one step takes: the objects of the tests and of the golden vectors' program, and the library.
+step_build() { make --no-print-directory -j"${CHECK_JOBS:-2}" build-tests lib build/golden; }
 
 step_amalgamate() { need python3; python3 tools/amalgamate.py --check; }
 
@@ -81,7 +120,9 @@ step_api() {
 step_projection_pt() {
     need gcc "${TORCH_PYTHON:-python3}"
     "${TORCH_PYTHON:-python3}" -c 'import torch' 2>/dev/null || { echo "needs PyTorch"; exit 77; }
-    gcc -std=c99 -I. tests/build/load_projection.c -o "$dir/load_projection" -lm -lpthread || return 1
+    make --no-print-directory build/libxdistill.a &&
+    gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/load_projection.c build/libxdistill.a -o "$dir/load_projection" \
+        -lm -lpthread || return 1
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
 }
 
@@ -98,11 +139,19 @@ step_layout() { ! ls tests/xdistill.h tests/*/xdistill.h 2>/dev/null; }
 
 step_test() { make --no-print-directory test; }
 
-# The generated header, as declarations and as implementation, without one warning.
+# The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.
+step_declarations() {
+    need "$1"
+    for level in O0 O3; do
+        $(driver "$1" "$2") "-$level" -I. -c tests/build/declarations.c -o "$dir/declarations.o" || return 1
+    done
+    $(driver "$1" "$2") -I. -fsyntax-only tests/build/implementation.c
+}
+
+# The implementation as an object.
 step_compile() {
     need "$1"
-    $(driver "$1" "$2") "-$3" -I. -c tests/build/declarations.c -o "$dir/declarations.o" &&
-    $(driver "$1" "$2") "-$3" -I. -c tests/build/implementation.c -o "$dir/implementation.o"
+    unit "$@"
 }
 
 # Each declaration header of src/ stands on its own.
@@ -133,8 +182,9 @@ step_parts() {
 # One program of an implementing and a using unit, and one of two units with a private library each.
 step_units() {
     need "$1"
-    cc="$(driver "$1" "$2") -O1 -I."
-    $cc tests/build/implementation.c tests/build/declarations.c -o "$dir/two" -lm -lpthread && "$dir/two" &&
+    unit "$1" "$2" O3 || return 1
+    cc="$(driver "$1" "$2") -O1 -I." # at O0 gcc keeps what nothing uses
+    $cc tests/build/declarations.c -x none "$unit" -o "$dir/two" -lm -lpthread && "$dir/two" &&
     $cc -c tests/build/static_unit.c -o "$dir/first.o" &&
     $cc -DXD_UNIT_SECOND -c tests/build/static_unit.c -o "$dir/second.o" &&
     $cc -x none "$dir/first.o" "$dir/second.o" -o "$dir/static" -lm -lpthread && "$dir/static"
@@ -143,22 +193,34 @@ step_units() {
 # The object exports xd_ names only, keeps no data that changes, and never prints or leaves the process.
 step_symbols() {
     need gcc nm
-    gcc -std=c99 -O1 -fno-pie -I. -c tests/build/implementation.c -o "$dir/all.o" || return 1
-    nm "$dir/all.o" | awk '
+    unit gcc c99 O0 -fno-pie || return 1
+    nm "$unit" | awk '
         $2 ~ /^[A-TV-Z]$/ && $3 !~ /^xd_/ { print "exported without xd_: " $3; bad = 1 }
         $2 ~ /^[bBdDC]$/ { print "data that can change: " $3; bad = 1 }
         $1 == "U" && $2 ~ /^(_?exit|abort|printf|puts|putchar|__assert_fail)$/ { print "calls " $2; bad = 1 }
         END { exit bad }'
 }
 
+# `make lib`: both files link with a program of another unit, and the shared one offers xd_ names only.
+step_lib() {
+    need cc nm
+    make --no-print-directory lib || return 1
+    nm -D --defined-only build/libxdistill.so | awk '$3 !~ /^xd_/ { print "exported without xd_: " $3; bad = 1 }
+        END { print NR " names"; exit bad || NR < 100 }' || return 1
+    for library in build/libxdistill.a "-Lbuild -lxdistill"; do
+        cc -std=c99 -I. tests/build/declarations.c $library -o "$dir/linked" -lm -lpthread &&
+        LD_LIBRARY_PATH=build "$dir/linked" || return 1
+    done
+}
+
 # The header includes itself by its own name, however the compiler is told to call files, or by the name it is given.
 step_self() {
     need gcc
-    gcc -std=c99 -O0 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -I. -c tests/build/implementation.c \
-        -o "$dir/mapped.o" || return 1
+    gcc -std=c99 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -I. -fsyntax-only \
+        tests/build/implementation.c || return 1
     cp xdistill.h "$dir/renamed.h"
     printf '%s\n' '#define XDISTILL_IMPLEMENTATION' '#define XDISTILL_SELF "renamed.h"' '#include "renamed.h"' >"$dir/renamed.c"
-    gcc -std=c99 -O0 -c "$dir/renamed.c" -o "$dir/renamed.o"
+    gcc -std=c99 -fsyntax-only "$dir/renamed.c"
 }
 
 # Fast math breaks infinities and promised bits: it must be refused in words.
@@ -168,36 +230,46 @@ step_fastmath() {
     grep 'error: #error.*fast-math' "$dir/errors"
 }
 
-# Run the suites on the generated header: the tests by $build, the shared implementation by $implement.
+# Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
+# it, so that those of `make test` are linked again where not they, but what they call, is to be another.
 step_tests() {
-    sources=$(ls tests/test_*.c) more=
+    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own=
+    need gcc clang
     case $1 in
-    generated) implement="gcc -std=c99 -O3" build=$implement ;;
-    clang) implement="clang -std=c11 -O3" build=$implement ;;
-    address) implement="clang -std=c99 $sanitize -fsanitize=address,undefined" build=$implement ;;
-    thread) implement="clang -std=c99 $sanitize -fsanitize=thread" build=$implement
+    generated) unit gcc c99 O3 ;;
+    clang) unit clang c99 O3 && whole="clang -std=c11 -O3" own=$whole ;;
+    address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
+    thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c 2>/dev/null) ;;
-    hostile_c) implement="gcc -std=gnu11 $hostile" build=$implement ;;
-    hostile_cxx) implement="g++ -x c++ -std=gnu++17 $hostile" build="gcc -std=gnu11 -O1" more=-lstdc++ ;;
-    esac
-    need "${implement%% *}"
+    hostile_c) unit gcc gnu11 O3 $hostile && whole="gcc -std=gnu11 -O3 $hostile" ;;
+    hostile_cxx) unit gcc gnu++17 O3 $hostile && more=-lstdc++ sources=$(grep -LE "\\<($private)" tests/test_*.c) ;;
+    esac || return 1
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
-    TEST_SECONDS=300 make --no-print-directory test test_dir="$dir" test_sources="$(echo $sources)" \
-        test_header=. test_cc="$build" test_implementation_cc="$implement" test_libs="-lm -lpthread $more"
+    suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests" test_implementation="$unit" test_libs="-lm -lpthread $more" \
+        ${own:+test_objects="$dir" test_cc="$own" test_header=.}
+}
+
+# Run the tests of these sources in a folder, with more words for make.
+suites() {
+    folder=$1 chosen=$(echo $2)
+    shift 2
+    TEST_SECONDS=300 make --no-print-directory test test_dir="$folder" test_objects=build/test test_sources="$chosen" "$@"
 }
 
 # Twenty seconds of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
 step_fuzz() {
+    need clang
+    unit clang c99 O1 $memory || return 1
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
         seeds=fuzz/seeds/${name#fuzz_}
         mkdir -p "$dir/$name.corpus"
-        if clang -std=c99 $sanitize -fsanitize=fuzzer,address,undefined -I. "$source" -o "$dir/$name" \
-            -lm -lpthread 2>"$dir/$name.log"; then
+        build="clang -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $unit -o $dir/$name -lm -lpthread $memory"
+        if $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
             "$dir/$name" -max_total_time=20 -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            cc -std=c99 -g -O1 -I. -DFUZZ_FILES "$source" -o "$dir/$name" -lm -lpthread || return 1
+            $build -DFUZZ_FILES || return 1
             "$dir/$name" "$seeds"/* || return 1
         fi
     done
@@ -206,20 +278,69 @@ step_fuzz() {
 # The losses' suites, and the golden vectors where there are some, on each CPU level that this machine has.
 step_levels() {
     vectors=${GOLDEN:-../shared/golden}
-    suites="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
+    losses="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
     [ -d "$vectors" ] || { vectors=$dir/none; mkdir -p "$vectors"; }
-    flags=-DXDISTILL_PORTABLE # the level that ARM and old x86 run
-    cc -std=c99 -O2 $flags -Isrc -Itests tests/golden/*.c -o "$dir/golden" -lm -lpthread || return 1
+    unit gcc c99 O2 -DXDISTILL_PORTABLE || return 1 # the level that ARM and old x86 run
+    make --no-print-directory build/golden || return 1
+    gcc $(ls build/golden.d/*.o | grep -v /implementation.o) "$unit" -o "$dir/golden" -lm -lpthread || return 1
     for level in plain portable avx2 avx512 avx512_bf16; do
         echo "== $level"
         "$dir/golden" --cpu=$level "$vectors"
         case $? in 0) ;; 77) continue ;; *) return 1 ;; esac
         "$dir/golden" --cpu=$level --invariant "$vectors" || return 1
-        XDISTILL_CPU=$level make --no-print-directory test test_dir="$dir" test_sources="$suites" \
-            test_cc="cc -std=c99 -O1 -g $flags" || return 1
+        XDISTILL_CPU=$level suites "$dir" "$losses" test_implementation="$unit" || return 1
     done
-    make --no-print-directory test test_dir="$dir" test_sources="$(echo tests/test_simd_*.c tests/test_exact.c)" \
-        test_cc="cc -std=c99 -O1 -g $flags"
+    suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact.c)" test_implementation="$unit" \
+        whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests"
+}
+
+# Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
+# what was left out is an error that names the option, in C and C++, and the tests that need nothing of it pass.
+step_options() {
+    need gcc clang nm
+    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT "COMPAT XTOKEN TEACHER TEXT"; do
+        echo "== $words"
+        options=$(printf -- '-DXDISTILL_NO_%s ' $words)
+        unit gcc c99 O1 $options && left_out || return 1
+        whole="$(driver gcc c99) -O1 $options -I."
+        $whole tests/build/declarations.c -x none "$unit" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
+        $whole -fsyntax-only tests/build/static_unit.c || return 1
+        suites "$dir" "$(can_run)" test_implementation="$unit" || return 1
+    done
+    gcc -std=c99 -I. -DXDISTILL_NO_TEACHER -fsyntax-only tests/build/declarations.c 2>&1 | grep 'needs XDISTILL_NO_XTOKEN'
+}
+
+# What $options leave out are the functions that $unit lacks, and the types they take. Each is used in a line of its own: a
+# function is called, a type is that of an object; and each compiler's error for that line names option and name.
+left_out() {
+    gcc -std=c99 -I. $options -E -dM tests/build/declarations.c >"$dir/macros"
+    sed -n 's/^#define \(xd_[a-z0-9_]*\) (\(XDISTILL_NO_[A-Z]*_leaves_out_\1\))$/\1 \2/p' "$dir/macros" | sort >"$dir/functions"
+    sed -n 's/^#define \(xd_[a-z0-9_]*\) \(XDISTILL_NO_[A-Z]*_leaves_out_\1\)$/\1 \2/p' "$dir/macros" | sort >"$dir/types"
+    for object in build/xdistill.o "$unit"; do nm "$object" | awk '$2 == "T" { print $3 }' | sort >"$dir/$(basename "$object").names"; done
+    comm -23 "$dir/xdistill.o.names" "$dir/$(basename "$unit").names" >"$dir/missing"
+    sed 's/ .*//' "$dir/functions" | diff "$dir/missing" - || { echo "not what the option leaves out"; return 1; }
+    {
+        echo '#include "xdistill.h"'
+        awk '{ printf "void call_%d(void);\nvoid call_%d(void) { %s(); }\n", NR, NR, $1 }' "$dir/functions"
+        awk '{ printf "extern %s *object_%d;\n", $1, NR }' "$dir/types"
+    } >"$dir/uses.c"
+    sed 's/.* //' "$dir/functions" "$dir/types" | sort >"$dir/expected"
+    for cc in "gcc -std=c99" "g++ -x c++ -std=c++11" "clang -std=c99 -ferror-limit=0" "clang++ -x c++ -std=c++17 -ferror-limit=0"; do
+        $cc $options -I. -fsyntax-only "$dir/uses.c" 2>&1 |
+            sed -n 's/.*error:.*\(XDISTILL_NO_[A-Z]*_leaves_out_xd_[a-z0-9_]*\).*/\1/p' | sort -u | diff "$dir/expected" - ||
+            { echo "$cc has other errors"; return 1; }
+    done
+    echo "$(wc -l <"$dir/expected") names"
+    [ -s "$dir/missing" ]
+}
+
+# The tests whose objects ask for no function that was left out.
+can_run() {
+    make --no-print-directory build-tests >&2 || return 1
+    for source in $(grep -LE "\\<($private)" tests/test_*.c); do
+        nm -u "build/test/$(basename "$source" .c).o" | awk '{ print $2 }' | sort >"$dir/needs"
+        comm -12 "$dir/missing" "$dir/needs" | grep -q . || echo "$source"
+    done
 }
 
 step_examples() {
@@ -254,17 +375,21 @@ step_mpi() {
 
 step_nvcc() {
     need nvcc
-    nvcc -O2 -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c tests/build/include.cu \
+    nvcc -O0 -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c tests/build/include.cu \
         -o "$dir/include.o"
 }
 
+# The CUDA unit for one architecture, `make cuda` compiles it for all; and each example by the line it gives, with that
+# object and, but for the first, with the library.
 step_cuda() {
     need nvcc
-    make --no-print-directory cuda || return 1
-    for source in examples/*.cu; do # by the line each of them gives, with the unit compiled once
+    make --no-print-directory cuda CUDA_ARCHS=90 && make --no-print-directory build/libxdistill.a || return 1
+    library=
+    for source in examples/*.cu; do
         line=$(sed -n '/^ \*  *nvcc /{s/^ \* *//;s#xdistill_cuda.cu#build/xdistill_cuda.o#;s# -o .*##;p;q;}' "$source")
         echo "$line"
-        $line -lpthread -o "$dir/$(basename "$source" .cu)" || return 1
+        $line $library -lpthread -o "$dir/$(basename "$source" .cu)" || return 1
+        library="-DXDISTILL_IMPLEMENTED build/libxdistill.a"
     done
 }
 

@@ -147,6 +147,29 @@ class Amalgamate(unittest.TestCase):
         self.write("comm/high.c", PARTS["comm/high.c"].replace("/* High. */\n", ""))
         self.assert_refused("src/comm/high.c:1: the first line is no comment that says what this is")
 
+    def leave_out(self, *lines):
+        """The table with comm left out by an option, and with these lines at the end of the declarations."""
+        guarded = "#ifndef XDISTILL_NO_COMM\n%s#endif\n"
+        table = TABLE
+        for include in ('#include "comm/high.h"\n', '#include "comm/high.c"\n'):
+            table = table.replace(include, guarded % include)
+        self.write("xdistill.h", table.replace("#endif\n#ifdef", "".join(lines) + "#endif\n#ifdef"))
+
+    def test_lists_what_an_option_leaves_out(self):
+        self.write("comm/high.h", PARTS["comm/high.h"].replace(
+            "XD_API", "typedef struct xd_high_desc {\n    int count;\n} xd_high_desc;\nXD_API"))
+        self.leave_out("/* ---- left out by an option ---- */\n")
+        self.assertEqual(self.run_tool().returncode, 0)
+        text = (self.root / "xdistill.h").read_text()
+        self.assertIn("#if defined(XDISTILL_NO_COMM)\n"
+                      "#    define xd_high_desc XDISTILL_NO_COMM_leaves_out_xd_high_desc\n"
+                      "#    define xd_high (XDISTILL_NO_COMM_leaves_out_xd_high)\n#endif\n", text)
+        self.assertNotIn("leaves_out_xd_low", text)
+
+    def test_refuses_an_option_without_a_place_for_its_list(self):
+        self.leave_out()
+        self.assert_refused("src/xdistill.h:1: no line says where what options leave out is listed")
+
     def test_refuses_one_private_name_in_two_parts(self):
         self.write("comm/high.c", "/* High. */\nstatic long xdi_low_helper(void) { return 2; }\n")
         self.assert_refused("src/comm/high.c:1: xdi_low_helper is defined in base/low.c too")

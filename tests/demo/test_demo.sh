@@ -80,7 +80,10 @@ verdict() {
     fi
 }
 
-build="${CC:-cc} -std=c99 -O2 -I$include examples/demo/*.c examples/nn/*.c -lm -lpthread"
+library=$work/xdistill.o
+if [ "$include" = . ]; then library=build/libxdistill.a && make --no-print-directory "$library"
+else ${CC:-cc} -std=c99 -O2 "-I$include" -c tests/build/implementation.c -o "$library"; fi
+build="${CC:-cc} -std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$include examples/demo/*.c examples/nn/*.c $library -lm -lpthread"
 $build -o "$work/demo" && $build -DDEMO_ROW=32 -DDEMO_BATCH=8 -o "$work/small"
 verdict $? 'the demo builds'
 

@@ -44,7 +44,11 @@ verdict() {
     fi
 }
 
-set -- -std=c99 -O2 "-I$include" -DDEMO_ROW=32 -DDEMO_BATCH=8 examples/demo/*.c examples/nn/*.c -lm -lpthread
+library=$work/xdistill.o
+if [ "$include" = . ]; then library=build/libxdistill.a && make --no-print-directory "$library"
+else ${CC:-cc} -std=c99 -O2 "-I$include" -c tests/build/implementation.c -o "$library"; fi
+set -- -std=c99 -O2 -DXDISTILL_IMPLEMENTED "-I$include" -DDEMO_ROW=32 -DDEMO_BATCH=8 examples/demo/*.c examples/nn/*.c \
+    "$library" -lm -lpthread
 { ${CC:-cc} "$@" -o "$work/threads" && mpicc -DDEMO_MPI "$@" -o "$work/processes"; } >"$work/build.log" 2>&1
 verdict $? 'the demo builds for threads and for processes' build
 for mesh in 2:dp=2 2:tp=2 2:cp=2 4:dp=2,tp=2 4:cp=2,tp=2; do

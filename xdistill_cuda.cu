@@ -8027,7 +8027,7 @@ static void xdi_cuda_free(xd_cuda *cuda) {
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
     const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
     XD_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
@@ -8059,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 f132aee8153f98145d1ab2b62b8d7a1baad0b20d8891f72f9a4a34286f8bc588 */
+/* xdistill sha256 f2f94732bbe29052398895f893182d2fc6c5273247333f57f38bb83a05685e59 */

@@ -170,7 +170,7 @@ step_tests() {
     clang) implement="clang -std=c11 -O3" build=$implement ;;
     address) implement="clang -std=c99 $sanitize -fsanitize=address,undefined" build=$implement ;;
     thread) implement="clang -std=c99 $sanitize -fsanitize=thread" build=$implement
-            sources=$(ls tests/test_comm*.c tests/test_faults*.c 2>/dev/null) ;;
+            sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c 2>/dev/null) ;;
     hostile_c) implement="gcc -std=gnu11 $hostile" build=$implement ;;
     hostile_cxx) implement="g++ -x c++ -std=gnu++17 $hostile" build="gcc -std=gnu11 -O1" more=-lstdc++ ;;
     esac

@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
+.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -169,6 +169,9 @@ build/bench/xdistill.o: tests/build/implementation.c xdistill.h | build/bench
 
 bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
 	$(TORCH_PYTHON) bench/torch/compare.py build/bench/shim.so $(ARGS)
+
+bench-threads: build/bench/shim.so ## time the rows of bench-torch on one thread and on several, without PyTorch; ARGS are options
+	$(PYTHON) bench/torch/threads.py build/bench/shim.so $(ARGS)
 
 bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)

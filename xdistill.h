@@ -334,6 +334,19 @@ typedef struct xd_files {
     void *user;
 } xd_files;
 
+/* >>base/parallel */
+
+#include <stdint.h>
+
+/* The caller's way to use more cores. `run` calls body(argument, piece) for every piece from 0 to pieces - 1, each once,
+ * in any order and on any threads, and returns when all of them are done; an OpenMP loop over body is one. No piece waits
+ * for another. Pieces are counted: the call in which one was run twice or not at all fails with STATE and
+ * names it. */
+typedef struct xd_parallel_for {
+    void (*run)(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece), void *argument);
+    void *user;
+} xd_parallel_for;
+
 /* >>base/context */
 
 /* Everything hangs off a context: allocator, logger, clock, file calls, defaults of the collectives and the last
@@ -388,6 +401,14 @@ typedef struct xd_ctx_desc {
     xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
+    /* Cores for each call on a CPU, the caller's own among them: 0 -> 1, more must be asked for. The results have the same
+     * bits for any number, in every mode. A pool of threads - 1 threads is made with the context, each with a MB of
+     * memory of its own; they sleep when there is nothing to do and never spin, so an idle context takes no time from
+     * other threads of the program. Every rank has its own: ranks in one process take ranks x threads cores. */
+    int threads;
+    /* Runs the work on threads of the caller's instead, of which `threads` at a time get to work; no pool is made. Zero
+     * -> the pool. */
+    xd_parallel_for parallel_for;
     void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
@@ -398,8 +419,8 @@ XD_API int xd_version(void);
  * defaults. The macro hands over the version of the declarations that the caller was compiled with.
  *
  * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
- * of another major or minor version, ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine
- * lacks, MEMORY. */
+ * of another major or minor version, ARGUMENT for negative or non-finite timeouts and for threads
+ * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY also for threads that do not start. */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
@@ -1470,7 +1491,8 @@ typedef struct xd_topk_desc {
     xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
+ * Local. */
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
@@ -1847,10 +1869,9 @@ typedef struct xd_align_job {
     xd_align_report report;
 } xd_align_job;
 
-/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
- * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
- * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
-XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
+/* xd_align_bytes for every job, on the threads of the context. All or nothing: on failure no job has chunks. Errors: as
+ * xd_align_bytes, of the first job that failed. */
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
@@ -3904,7 +3925,7 @@ typedef struct xd_reduce_kernels {
 } xd_reduce_kernels;
 
 /* The CPU's entries. */
-XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void);
+XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
 
@@ -4008,7 +4029,7 @@ typedef struct xd_loss_kernels {
 } xd_loss_kernels;
 
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
+XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
 /* >>kernel/topk */
 
@@ -4050,7 +4071,7 @@ typedef struct xd_topk_args {
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [k] scratch; a device wants [rows, k] */
+    int64_t *order; /* [threads of the context, k] scratch; a device wants [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -4065,7 +4086,7 @@ typedef struct xd_topk_args {
     double weight;     /* of the gradient, beside row_scale */
     double *slots;     /* [rows, k] gradient at each id */
     double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [3 (k + 1)]; a device wants that for every row */
+    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
     /* entries: what the caller gave, and where the kernels' form of it goes */
@@ -4101,7 +4122,7 @@ typedef struct xd_topk_kernels {
 } xd_topk_kernels;
 
 /* The plain CPU implementation; the specification of the others. */
-XD_API xd_topk_kernels xd_topk_kernels_cpu(void);
+XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
 /* >>kernel/mft */
 
@@ -4170,7 +4191,7 @@ typedef struct xd_mft_kernels {
 } xd_mft_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
+XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 
 /* >>kernel/rows */
 
@@ -4234,7 +4255,7 @@ typedef struct xd_row_kernels {
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_row_kernels xd_row_kernels_cpu(void);
+XD_API const xd_row_kernels *xd_row_kernels_cpu(void);
 
 /* >>kernel/softmax */
 
@@ -4289,7 +4310,7 @@ typedef struct xd_softmax_kernels {
 } xd_softmax_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void);
+XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 
 /* >>kernel/optimizer */
 
@@ -4469,9 +4490,10 @@ typedef struct xd_matmul_args {
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
 XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
-/* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
+/* The matrix product of a context's kernel table, on its threads.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats; NULL -> taken from the context's allocator
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> taken from the
+ *              context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
@@ -4874,12 +4896,16 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* The CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that machine or
- * build lacks. Local. */
-XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
+/* Fills in the CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that
+ * machine or build lacks. Local. */
+XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
 
-/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
-XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is made once, with the context, and lasts
+ * as long. Local. */
+XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
+
+/* The table of the context's CPU level, also where its tensors are on a device: for memory of the host. Local. */
+XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
@@ -5147,8 +5173,48 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* file.c: the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
+/* context.c: refuses declarations of another major or minor version. */
+XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
+/* context.c: a context with room behind it, zero, for the tables that the kernel layer fills in (xd_ctx_create); where
+ * the room is, aligned for pointers; and another CPU level, whose tables the caller fills in again. */
+XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
+XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
+XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
+
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
+
+/* parallel.c: threads that take pieces of a round of work, and memory of their own that they have meanwhile. Slots are
+ * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
+ * where the pool runs them. */
+enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
+#define XDI_POOL_SCRATCH ((size_t)1 << 20)
+typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
+typedef struct xdi_pool xdi_pool;
+typedef struct xdi_pool_fault {
+    int64_t piece; /* that parallel_for did not run once; one beyond the last was asked for */
+    int runs;
+} xdi_pool_fault;
+XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
+XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator); /* NULL is fine */
+XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
+XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
+                             xdi_pool_fault *fault);
+
+/* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
+ * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
+ * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
+ * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none. */
+XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
+
+/* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
+typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
+XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
+                                        void *argument);
+
+/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
+ * call, as it does where it is the only one. */
+XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
@@ -5504,6 +5570,239 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->sync_directory) files->sync_directory = xdi_file_sync_directory;
 }
 
+/* >>base/parallel.c */
+
+/* Work cut into pieces: a pool of threads that sleep until there is some, or the caller's own way to run pieces. */
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+
+enum { XDI_POOL_LOOKS = 2000 };
+
+/* A round of work. Whoever is awake takes the next piece, so a thread that is slowed down takes fewer. */
+typedef struct xdi_round {
+    xdi_piece body;
+    void *argument;
+    int64_t pieces;
+    int64_t next;  /* atomic: the first piece that nobody has taken */
+    int64_t stray; /* atomic: a piece that there is none of and parallel_for asked for; INT64_MIN: none */
+} xdi_round;
+
+/* One thread of the pool. */
+typedef struct xdi_pool_thread {
+    struct xdi_pool *pool;
+    pthread_t thread;
+    int slot;
+} xdi_pool_thread;
+
+struct xdi_pool {
+    int threads; /* the caller's among them */
+    bool busy;   /* a round is under way: what a piece asks for in turn is done on the spot */
+    xdi_round round;
+    xd_parallel_for parallel_for;
+    char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
+
+    /* parallel_for's threads have no numbers of ours: a piece takes a free slot. Both are atomic. */
+    uint8_t taken[XDI_THREADS];
+    int32_t runs[XDI_PIECES]; /* of each piece of this round */
+
+    pthread_mutex_t lock; /* of all that follows */
+    pthread_cond_t wake, done;
+    int64_t number; /* of the round */
+    bool open;      /* it may have pieces to take */
+    int active;     /* threads within it, without the caller's; atomic, for who looks without the lock */
+    int started;    /* threads of the pool, whose list follows */
+    bool leaving;
+    xdi_pool_thread *thread; /* [threads - 1], behind the pool */
+};
+
+static void xdi_round_work(xdi_round *round, int slot) {
+    for (;;) {
+        const int64_t piece = __atomic_fetch_add(&round->next, 1, __ATOMIC_RELAXED);
+        if (piece >= round->pieces) return;
+        round->body(round->argument, piece, slot);
+    }
+}
+
+/* A thread that wakes when all pieces have been taken finds no round and sleeps on: nobody has waited for it. */
+static void *xdi_pool_thread_run(void *argument) {
+    const xdi_pool_thread *self = (const xdi_pool_thread *)argument;
+    xdi_pool *pool = self->pool;
+    int64_t seen = 0;
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->leaving) {
+        if (pool->number == seen || !pool->open) {
+            pthread_cond_wait(&pool->wake, &pool->lock);
+            continue;
+        }
+        seen = pool->number;
+        __atomic_add_fetch(&pool->active, 1, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&pool->lock);
+        xdi_round_work(&pool->round, self->slot);
+        pthread_mutex_lock(&pool->lock);
+        if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_RELEASE) == 0) pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+/* The caller's signals are for the caller's threads; faults stay with whoever makes them. */
+static void xdi_pool_quiet(sigset_t *before) {
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
+    sigset_t quiet;
+    sigfillset(&quiet);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&quiet, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &quiet, before);
+}
+
+static bool xdi_pool_start(xdi_pool *pool) {
+    sigset_t before;
+    bool fine = true;
+    xdi_pool_quiet(&before);
+    for (int i = 0; fine && i < pool->threads - 1; i++) {
+        xdi_pool_thread *t = &pool->thread[i];
+        t->pool = pool;
+        t->slot = i + 1;
+        fine = pthread_create(&t->thread, NULL, xdi_pool_thread_run, t) == 0;
+        if (fine) pool->started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return fine;
+}
+
+XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
+    const xd_allocator *allocator = &settings->allocator;
+    const size_t others = (size_t)settings->threads - 1,
+                 bytes = sizeof(xdi_pool) + others * sizeof(xdi_pool_thread);
+    xdi_pool *pool = (xdi_pool *)allocator->allocate(allocator->user, bytes);
+    if (!pool) return NULL;
+    memset(pool, 0, bytes);
+    pool->threads = settings->threads;
+    pool->thread = (xdi_pool_thread *)(void *)(pool + 1);
+    pool->parallel_for = settings->parallel_for;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->scratch = (char *)allocator->allocate(allocator->user, others * XDI_POOL_SCRATCH);
+    if (pool->scratch && (pool->parallel_for.run || xdi_pool_start(pool))) return pool;
+    xdi_pool_destroy(pool, allocator);
+    return NULL;
+}
+
+XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) {
+    if (!pool) return;
+    pthread_mutex_lock(&pool->lock);
+    pool->leaving = true;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->started; i++) pthread_join(pool->thread[i].thread, NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->lock);
+    if (pool->scratch) allocator->release(allocator->user, pool->scratch);
+    allocator->release(allocator->user, pool);
+}
+
+XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot) {
+    return pool->scratch + (size_t)(slot - 1) * XDI_POOL_SCRATCH;
+}
+
+/* ---- on the pool's threads ---- */
+
+/* The caller, who has nothing else to do, looks for some microseconds before it sleeps: most rounds end so. */
+static bool xdi_pool_sees_the_end(const xdi_pool *pool) {
+    for (int i = 0; i < XDI_POOL_LOOKS; i++) {
+        if (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE) == 0) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    return false;
+}
+
+static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
+    const int64_t helpers = round->pieces - 1;
+    pthread_mutex_lock(&pool->lock);
+    pool->round = *round;
+    pool->number++;
+    pool->open = true;
+    pthread_mutex_unlock(&pool->lock); /* before waking: who wakes wants it */
+    if (helpers >= pool->started)
+        pthread_cond_broadcast(&pool->wake);
+    else
+        for (int64_t i = 0; i < helpers; i++) pthread_cond_signal(&pool->wake);
+    xdi_round_work(&pool->round, 0);
+    pthread_mutex_lock(&pool->lock);
+    pool->open = false;
+    pthread_mutex_unlock(&pool->lock);
+    if (xdi_pool_sees_the_end(pool)) return;
+    pthread_mutex_lock(&pool->lock);
+    while (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE) > 0) pthread_cond_wait(&pool->done, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* ---- on the caller's ---- */
+
+static int xdi_pool_take_slot(xdi_pool *pool, int64_t piece) {
+    for (int64_t i = piece % pool->threads;; i = (i + 1) % pool->threads) {
+        if (!__atomic_exchange_n(&pool->taken[i], 1, __ATOMIC_ACQUIRE)) return (int)i;
+        if (i == pool->threads - 1) sched_yield(); /* more threads than were announced */
+    }
+}
+
+static void xdi_pool_one(void *argument, int64_t piece) {
+    xdi_pool *pool = (xdi_pool *)argument;
+    if (piece < 0 || piece >= pool->round.pieces) {
+        __atomic_store_n(&pool->round.stray, piece, __ATOMIC_RELAXED);
+        return;
+    }
+    if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
+        return; /* in place, twice is not once */
+    const int slot = xdi_pool_take_slot(pool, piece);
+    pool->round.body(pool->round.argument, piece, slot);
+    __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);
+}
+
+/* The first piece of the round that was not run once. */
+static bool xdi_pool_was_fair(const xdi_pool *pool, xdi_pool_fault *fault) {
+    fault->piece = pool->round.stray;
+    fault->runs = 1;
+    if (pool->round.stray != INT64_MIN) return false;
+    for (fault->piece = 0; fault->piece < pool->round.pieces; fault->piece++) {
+        fault->runs = __atomic_load_n(&pool->runs[fault->piece], __ATOMIC_RELAXED);
+        if (fault->runs != 1) return false;
+    }
+    return true;
+}
+
+static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_pool_fault *fault) {
+    pool->round = *round;
+    memset(pool->runs, 0, (size_t)round->pieces * sizeof *pool->runs);
+    pool->parallel_for.run(pool->parallel_for.user, round->pieces, xdi_pool_one, pool);
+    return xdi_pool_was_fair(pool, fault);
+}
+
+XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
+                             xdi_pool_fault *fault) {
+    if (!pool || pieces <= 1 || pool->busy) {
+        for (int64_t i = 0; i < pieces; i++) body(argument, i, 0);
+        return true;
+    }
+    const xdi_round round = { body, argument, pieces, 0, INT64_MIN };
+    bool fair = true;
+    pool->busy = true;
+    if (pool->parallel_for.run)
+        fair = xdi_pool_run_callers(pool, &round, fault);
+    else
+        xdi_pool_run_own(pool, &round);
+    pool->busy = false;
+    return fair;
+}
+
 /* >>base/context.c */
 
 /* The context: settings, errors, log, memory for the length of a call. */
@@ -5535,6 +5834,7 @@ struct xd_ctx {
     const char *caller_file; /* set by XD_AT until the next call that fails */
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
+    xdi_pool *pool; /* NULL: one thread */
 };
 
 /* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
@@ -5574,6 +5874,7 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
     }
     if (d->cpu == XD_CPU_BEST) d->cpu = xd_cpu_best();
     if (!d->clock.now_seconds) d->clock.now_seconds = xdi_ctx_clock;
+    if (d->threads == 0) d->threads = 1;
     if (d->timeout_seconds == 0.0) d->timeout_seconds = 60.0;
     if (d->init_timeout_seconds == 0.0) d->init_timeout_seconds = 600.0;
     xdi_files_defaults(&d->files);
@@ -5583,60 +5884,69 @@ XD_API int xd_version(void) {
     return XD_VERSION;
 }
 
-/* A refusal before there is a context: one line for the logger of the desc, if it has one. */
-static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...)
-    XD_PRINTF(3, 4);
-static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...) {
-    char line[200];
-    va_list arguments;
-    if (!desc || !desc->logger.write || desc->log_level == XD_LOG_NONE) return result;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    desc->logger.write(desc->logger.user, XD_LOG_ERROR, line);
-    return result;
-}
-
-/* What the whole desc was read for; the logger stands at the same place in every version. */
-static xd_result xdi_ctx_validate(const xd_ctx_desc *desc, const xd_ctx_desc *d) {
+/* There is no context yet: one without memory tells the logger. */
+static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
+    xd_ctx nobody;
+    memset(&nobody, 0, sizeof nobody);
+    nobody.settings = *d;
     /* The negated form also refuses NaN. */
-    if (!(d->timeout_seconds > 0.0) || !(d->init_timeout_seconds > 0.0))
-        return xdi_ctx_refuse(desc, XD_ERROR_ARGUMENT,
-                              "timeout_seconds %g and init_timeout_seconds %g must be positive",
-                              d->timeout_seconds, d->init_timeout_seconds);
-    if (!xd_cpu_supports(d->cpu))
-        return xdi_ctx_refuse(desc, XD_ERROR_UNSUPPORTED, "CPU level %s is asked for, this machine has %s",
-                              xd_cpu_level_name(d->cpu), xd_cpu_level_name(xd_cpu_best()));
+    XD_REQUIRE(&nobody, d->timeout_seconds > 0.0 && d->init_timeout_seconds > 0.0, XD_ERROR_ARGUMENT,
+               "timeout_seconds %g and init_timeout_seconds %g must be positive", d->timeout_seconds,
+               d->init_timeout_seconds);
+    XD_REQUIRE(&nobody, d->threads >= 1 && d->threads <= XDI_THREADS, XD_ERROR_ARGUMENT,
+               "%d threads: 1 to %d can be had", d->threads, (int)XDI_THREADS);
+    XD_REQUIRE(&nobody, xd_cpu_supports(d->cpu), XD_ERROR_UNSUPPORTED,
+               "this machine or build has no level %s", xd_cpu_level_name(d->cpu));
     return XD_OK;
 }
 
-XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
+/* The logger and its level stand at the same place in the descs of all versions; nothing else is read of another one's. */
+XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc) {
+    xd_ctx nobody;
+    memset(&nobody, 0, sizeof nobody);
+    if (desc) nobody.settings.logger = desc->logger;
+    if (desc) nobody.settings.log_level = desc->log_level;
+    XD_REQUIRE(&nobody, version / 100 == XD_VERSION / 100, XD_ERROR_MISMATCH,
+               "declarations of version %d.%d.%d, but the implementation is %d.%d.%d", version / 10000,
+               version / 100 % 100, version % 100, XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out) {
     xd_ctx_desc d;
-    if (version / 100 != XD_VERSION / 100)
-        return xdi_ctx_refuse(desc, XD_ERROR_MISMATCH,
-                              "declarations of version %d.%d.%d, but the implementation is %d.%d.%d",
-                              version / 10000, version / 100 % 100, version % 100, XD_VERSION_MAJOR,
-                              XD_VERSION_MINOR, XD_VERSION_PATCH);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ctx_defaults(&d);
-    XD_TRY(xdi_ctx_validate(desc, &d));
-    xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
+    XD_TRY(xdi_ctx_check(&d));
+    xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx + room);
     if (!ctx) return XD_ERROR_MEMORY;
-    memset(ctx, 0, sizeof *ctx);
+    memset(ctx, 0, sizeof *ctx + room);
     ctx->settings = d;
     ctx->error.culprit = -1;
     if (xd_cpu_best() == XD_CPU_PLAIN)
         xd_log(
             ctx, XD_LOG_WARN,
             "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
+    if (d.threads > 1) {
+        ctx->pool = xdi_pool_create(&ctx->settings);
+        if (!ctx->pool) {
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a pool of %d threads", d.threads);
+            xd_ctx_destroy(ctx);
+            return XD_ERROR_MEMORY;
+        }
+    }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
+    return (void *)(uintptr_t)(ctx + 1);
 }
 
 XD_API void xd_ctx_destroy(xd_ctx *ctx) {
     if (!ctx) return;
     const xd_allocator allocator = ctx->settings.allocator;
+    xdi_pool_destroy(ctx->pool, &allocator);
     for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
     allocator.release(allocator.user, ctx);
 }
@@ -5665,7 +5975,7 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank) {
     ctx->settings.rank = rank;
 }
 
-XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level) {
     ctx->settings.cpu = level;
 }
 
@@ -5724,6 +6034,43 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
             return;
         }
     xd_release(ctx, memory);
+}
+
+/* ---- threads ---- */
+
+XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
+    xdi_pool_fault fault;
+    if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
+    XD_REQUIRE(ctx, fault.piece >= 0 && fault.piece < pieces, XD_ERROR_STATE,
+               "parallel_for asked for piece %lld of %lld", (long long)fault.piece, (long long)pieces);
+    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
+                   (long long)fault.piece, (long long)pieces, fault.runs);
+}
+
+/* A range and how it is cut. */
+typedef struct xdi_ctx_range {
+    xdi_range body;
+    void *argument;
+    int64_t count, grain;
+} xdi_ctx_range;
+
+static void xdi_ctx_range_piece(void *argument, int64_t piece, int slot) {
+    const xdi_ctx_range *r = (const xdi_ctx_range *)argument;
+    const int64_t begin = piece * r->grain, left = r->count - begin;
+    r->body(r->argument, begin, begin + (left < r->grain ? left : r->grain), slot);
+}
+
+XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
+                                        void *argument) {
+    const int64_t least = (count + XDI_PIECES - 1) / XDI_PIECES;
+    xdi_ctx_range range = { body, argument, count, grain > least ? grain : least };
+    if (count <= 0) return XD_OK;
+    if (!ctx->pool) range.grain = count;
+    return xdi_parallel(ctx, (count + range.grain - 1) / range.grain, xdi_ctx_range_piece, &range);
+}
+
+XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
+    return xdi_pool_scratch(ctx->pool, slot);
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
@@ -7026,6 +7373,15 @@ static inline bool xdi_status_refuses(const xd_status *status) {
                       status->nothing_counted != 0 || status->overflow != 0);
 }
 
+/* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
+ * the rows a piece depend on how long they are, or are `grain`. What xdi_parallel asks of a body holds; slot too. */
+typedef void (*xdi_spread_body)(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot);
+XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
+                                     xdi_spread_body body, const void *args);
+XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
+                                      xdi_spread_body body, const void *args);
+
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
@@ -7193,6 +7549,37 @@ XD_API double xd_fixed_value(xd_fixed sum) {
            (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
 }
 
+/* >>kernel/spread.c */
+
+/* Rows and arrays of an entry, spread over the threads of the launch's context. */
+
+/* Elements that are worth a thread's waking up. */
+enum { XDI_SPREAD_LEAST = 1 << 16 };
+
+typedef struct xdi_spread {
+    const xd_launch *launch;
+    const void *args;
+    xdi_spread_body body;
+} xdi_spread;
+
+static void xdi_spread_piece(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_spread *s = (const xdi_spread *)argument;
+    s->body(s->launch, s->args, begin, end, slot);
+}
+
+XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
+                                      xdi_spread_body body, const void *args) {
+    xdi_spread s = { launch, args, body };
+    return xdi_parallel_range(launch->ctx, count, grain, xdi_spread_piece, &s);
+}
+
+XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
+                                     xdi_spread_body body, const void *args) {
+    int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
+    if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
+    return xdi_spread_items(launch, rows, grain, body, args);
+}
+
 /* >>kernel/cells.c */
 
 /* Sums that are doubles or, in INVARIANT mode, integers. */
@@ -7245,8 +7632,10 @@ typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t
 
 /* loss.c: the entries stats and mixture with a sweep for the columns, and the plain sweeps' columns
  * [begin, end). */
-XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
-XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_loss_stats_rows(const xd_launch *launch, const xd_loss_args *a, xdi_loss_sweep sweep,
+                                         const void *state);
+XD_PRIVATE xd_result xdi_loss_mixture_rows(const xd_launch *launch, const xd_loss_args *a,
+                                           xdi_loss_sweep sweep, const void *state);
 XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
                                        const double *ref, xdi_loss_sums *sums);
 XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
@@ -7261,7 +7650,8 @@ typedef void (*xdi_topk_sweep)(const void *state, const xd_topk_args *a, int64_t
                                int64_t end, xdi_topk_sums *sums);
 
 /* topk.c: the entry topk_stats with a sweep for the columns, and the plain sweep. */
-XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
+                                         const void *state);
 XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
                                        int64_t end, xdi_topk_sums *sums);
 
@@ -7292,7 +7682,8 @@ typedef struct xdi_cosine_sums {
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
 /* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
-XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
+                                              xdi_cosine_sweep sweep, const void *state);
 XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
 
 /* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
@@ -7635,11 +8026,12 @@ static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const
     return XD_OK;
 }
 
-XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
-    xd_reduce_kernels kernels;
-    kernels.pieces = xdi_cpu_reduce_pieces;
-    kernels.leaves = xdi_cpu_reduce_leaves;
-    return kernels;
+XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void) {
+    static const xd_reduce_kernels kernels = {
+        xdi_cpu_reduce_pieces,
+        xdi_cpu_reduce_leaves,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/loss.c */
@@ -7664,10 +8056,12 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
     return finite ? max : NAN;
 }
 
-static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+static void xdi_cpu_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
     const int64_t columns = xdi_loss_columns(a);
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *ref = a->references + r * XD_LOSS_REFERENCES;
         int64_t arg, teacher_arg;
         if (a->row_scale[r] == 0.0) {
@@ -7682,7 +8076,10 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
         ref[XD_LOSS_TEACHER_AT_ARG] = arg < 0 ? -INFINITY : xdi_loss_load(&a->teacher, r, arg);
         ref[XD_LOSS_TEACHER_MAX] = xdi_loss_row_max(&a->teacher, r, columns, &teacher_arg);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_references_rows, a);
 }
 
 /* Joins one shard's references to those of the shards before it. */
@@ -7782,8 +8179,19 @@ static void xdi_loss_stats_row(const void *state, const xd_loss_args *a, int64_t
     xdi_loss_stats_columns(a, r, 0, xdi_loss_columns(a), ref, sums);
 }
 
-XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+/* The arguments of an entry and the sweep over a row's columns. */
+typedef struct xdi_loss_swept {
+    const xd_loss_args *a;
+    xdi_loss_sweep sweep;
+    const void *state;
+} xdi_loss_swept;
+
+static void xdi_loss_stats_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_loss_swept *s = (const xdi_loss_swept *)args;
+    const xd_loss_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const double *ref = a->references + r * XD_LOSS_REFERENCES;
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
@@ -7792,7 +8200,7 @@ XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep,
             sums.plain[XD_LOSS_BAD] = 1.0;
             sums.exact[XD_LOSS_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            sweep(state, a, r, ref, &sums);
+            s->sweep(s->state, a, r, ref, &sums);
             xdi_loss_stats_target(a, r, ref, &sums);
         }
         if (a->fixed)
@@ -7802,10 +8210,14 @@ XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep,
     }
 }
 
+XD_PRIVATE xd_result xdi_loss_stats_rows(const xd_launch *launch, const xd_loss_args *a, xdi_loss_sweep sweep,
+                                         const void *state) {
+    const xdi_loss_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_loss_stats_piece, &s);
+}
+
 static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    xdi_loss_stats_rows(a, xdi_loss_stats_row, NULL);
-    return XD_OK;
+    return xdi_loss_stats_rows(launch, a, xdi_loss_stats_row, NULL);
 }
 
 /* Whole-row sums from fixed ones: the limbs of all shards added. */
@@ -7983,12 +8395,17 @@ static void xdi_loss_mixture_row(const void *state, const xd_loss_args *a, int64
     xdi_loss_mixture_columns(a, r, 0, xdi_loss_columns(a), sums);
 }
 
-XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_loss_mixture_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_loss_swept *s = (const xdi_loss_swept *)args;
+    const xd_loss_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
         sums.fixed = a->fixed;
-        if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE) sweep(state, a, r, NULL, &sums);
+        if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
+            s->sweep(s->state, a, r, NULL, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
             if (a->fixed)
                 ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
@@ -7998,10 +8415,14 @@ XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep swee
     }
 }
 
+XD_PRIVATE xd_result xdi_loss_mixture_rows(const xd_launch *launch, const xd_loss_args *a,
+                                           xdi_loss_sweep sweep, const void *state) {
+    const xdi_loss_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_loss_mixture_piece, &s);
+}
+
 static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    xdi_loss_mixture_rows(a, xdi_loss_mixture_row, NULL);
-    return XD_OK;
+    return xdi_loss_mixture_rows(launch, a, xdi_loss_mixture_row, NULL);
 }
 
 static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
@@ -8072,28 +8493,28 @@ static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns)
     }
 }
 
-static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         const int64_t columns = counts ? xdi_loss_columns(a) : 0;
         xdi_loss_grad_row(a, r, columns);
         for (int64_t c = columns; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
     }
-    return XD_OK;
 }
 
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
-    xd_loss_kernels kernels;
-    kernels.references = xdi_cpu_loss_references;
-    kernels.merge_references = xdi_cpu_loss_merge_references;
-    kernels.stats = xdi_cpu_loss_stats;
-    kernels.combine = xdi_cpu_loss_combine;
-    kernels.mixture = xdi_cpu_loss_mixture;
-    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
-    kernels.grad = xdi_cpu_loss_grad;
-    kernels.fused = NULL;
-    return kernels;
+static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_grad_rows, a);
+}
+
+XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
+    static const xd_loss_kernels kernels = {
+        xdi_cpu_loss_references, xdi_cpu_loss_merge_references, xdi_cpu_loss_stats, xdi_cpu_loss_combine,
+        xdi_cpu_loss_mixture,    xdi_cpu_loss_mixture_combine,  xdi_cpu_loss_grad,  NULL,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/topk.c */
@@ -8103,14 +8524,20 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
 #include <math.h>
 #include <string.h>
 
-static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         int64_t unused;
         a->maxima[r] = a->row_scale[r] != 0.0 ? xdi_loss_row_max(&a->logits, r, columns, &unused) : 0.0;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_cpu_topk_maxima_rows, a);
 }
 
 /* Shell sort: k is small and the ids mostly are no worse than random. */
@@ -8157,25 +8584,36 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
 
 /* The columns between the row's ids go to the sweep. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
-                               xdi_topk_sums *sums) {
+                               int64_t *order, xdi_topk_sums *sums) {
     const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
     const int64_t *ids = a->ids + r * a->k;
-    const int64_t inside = xdi_topk_order(ids, a->k, begin, end, a->order);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, end, order);
     int64_t next = 0;
     sums->plain[XD_TOPK_MAX] = a->maxima[r];
     for (int64_t j = 0; j < inside; j++)
-        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+        a->values[r * a->k + order[j]] = xdi_loss_load(&a->logits, r, ids[order[j]] - begin);
     if (!a->outside) return;
     for (int64_t j = 0; j < inside; j++) {
-        const int64_t column = ids[a->order[j]] - begin;
+        const int64_t column = ids[order[j]] - begin;
         if (next < column) sweep(state, a, r, next, column, sums);
         next = column + 1; /* an id that is there twice is left out once */
     }
     if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
 }
 
-XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+/* The arguments of the entry and the sweep over a row's columns. */
+typedef struct xdi_topk_swept {
+    const xd_topk_args *a;
+    xdi_topk_sweep sweep;
+    const void *state;
+} xdi_topk_swept;
+
+static void xdi_topk_stats_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_topk_swept *s = (const xdi_topk_swept *)args;
+    const xd_topk_args *a = s->a;
+    (void)launch;
+    for (int64_t r = begin; r < end; r++) {
         xdi_topk_sums sums;
         memset(&sums, 0, sizeof sums);
         for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
@@ -8183,7 +8621,7 @@ XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep,
             sums.plain[XD_TOPK_BAD] = 1.0;
             sums.exact[XD_TOPK_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            xdi_topk_stats_row(a, r, sweep, state, &sums);
+            xdi_topk_stats_row(a, r, s->sweep, s->state, a->order + slot * a->k, &sums);
         }
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, sums.exact, sizeof sums.exact);
@@ -8192,10 +8630,15 @@ XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep,
     }
 }
 
+XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
+                                         const void *state) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xdi_topk_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->logits.rows, columns, xdi_topk_stats_piece, &s);
+}
+
 static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    (void)launch;
-    xdi_topk_stats_rows(a, xdi_topk_stats_columns, NULL);
-    return XD_OK;
+    return xdi_topk_stats_rows(launch, a, xdi_topk_stats_columns, NULL);
 }
 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
@@ -8436,14 +8879,16 @@ static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
     return false;
 }
 
-static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         xd_topk_row *row = a->row + r;
         xdi_topk_entries e;
         memset(row, 0, sizeof *row);
         memset(&e, 0, sizeof e);
-        e.s = a->scratch;
+        e.s = a->scratch + slot * 3 * (a->k + 1);
         e.t = e.s + a->k + 1;
         e.g = e.t + a->k + 1;
         e.ids = a->ids + r * a->k;
@@ -8459,7 +8904,10 @@ static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
         if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, 4 * a->k, xdi_cpu_topk_divergence_rows, a);
 }
 
 static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
@@ -8481,16 +8929,22 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
-static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
         for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++)
             xdi_loss_store(&a->gradient, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_cpu_topk_grad_rows, a);
 }
 
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
@@ -8505,9 +8959,11 @@ XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, in
     return n < k ? n + 1 : k;
 }
 
-XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+static void xdi_cpu_select_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot) {
+    const xd_select_args *a = (const xd_select_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *values = a->values + r * a->k;
         int64_t *ids = a->ids + r * a->k, n = 0;
         for (int64_t c = 0; c < a->columns; c++) {
@@ -8521,7 +8977,10 @@ XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_arg
             ids[n] = -1;
         }
     }
-    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_select_rows, a);
 }
 
 /* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
@@ -8556,17 +9015,12 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_arg
     return XD_OK;
 }
 
-XD_API xd_topk_kernels xd_topk_kernels_cpu(void) {
-    xd_topk_kernels kernels;
-    kernels.maxima = xdi_cpu_topk_maxima;
-    kernels.stats = xdi_cpu_topk_stats;
-    kernels.merge = xdi_cpu_topk_merge;
-    kernels.divergence = xdi_cpu_topk_divergence;
-    kernels.grad = xdi_cpu_topk_grad;
-    kernels.entries = xdi_cpu_topk_entries;
-    kernels.select = xdi_cpu_select;
-    kernels.select_merge = xdi_cpu_select_merge;
-    return kernels;
+XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void) {
+    static const xd_topk_kernels kernels = {
+        xdi_cpu_topk_maxima, xdi_cpu_topk_stats,   xdi_cpu_topk_merge, xdi_cpu_topk_divergence,
+        xdi_cpu_topk_grad,   xdi_cpu_topk_entries, xdi_cpu_select,     xdi_cpu_select_merge,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/rows.c */
@@ -8789,17 +9243,12 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
-XD_API xd_row_kernels xd_row_kernels_cpu(void) {
-    xd_row_kernels kernels;
-    kernels.count = xdi_cpu_rows_count;
-    kernels.denominator = xdi_cpu_rows_denominator;
-    kernels.ratio = xdi_cpu_rows_ratio;
-    kernels.scales = xdi_cpu_rows_scales;
-    kernels.sum = xdi_cpu_rows_sum;
-    kernels.finish = xdi_cpu_rows_finish;
-    kernels.column_maxima = xdi_cpu_rows_column_maxima;
-    kernels.sort_ids = xdi_cpu_rows_sort_ids;
-    return kernels;
+XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
+    static const xd_row_kernels kernels = {
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/softmax.c */
@@ -8808,10 +9257,12 @@ XD_API xd_row_kernels xd_row_kernels_cpu(void) {
 
 #include <math.h>
 
-static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
     const int64_t columns = a->end - a->begin;
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *part = a->parts + r * XD_SOFTMAX_PARTS;
         int64_t arg;
         part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
@@ -8821,7 +9272,10 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
             part[XD_SOFTMAX_SUM] +=
                 exp((xdi_loss_load(&a->logits, r, c) - part[XD_SOFTMAX_MAX]) / a->temperature);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_stats_rows, a);
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
@@ -8861,27 +9315,39 @@ static double xdi_softmax_log_prob(const xd_softmax_args *a, int64_t r, int64_t 
     return xdi_loss_load(&a->logits, r, c) / a->temperature - a->log_sum_exp[r];
 }
 
-static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++)
+static void xdi_cpu_softmax_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->end - a->begin; c++)
             xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->weights.rows; r++) {
+static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_rows, a);
+}
+
+static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         a->parts[r] = 0.0;
         for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->weights.rows, a->end - a->begin, xdi_cpu_softmax_row_sums_rows, a);
+}
+
+static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
     const int64_t columns = a->end - a->begin;
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double sum = 0.0;
         for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
         for (int64_t c = 0; c < columns; c++) {
@@ -8890,7 +9356,10 @@ static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const x
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -8921,9 +9390,11 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, const void *args,
+                                                       int64_t begin, int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t id = a->ids[r];
         const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
         const int64_t columns = counts ? a->end - a->begin : 0;
@@ -8933,7 +9404,11 @@ static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, 
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin,
+                           xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
@@ -8943,18 +9418,15 @@ static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *ar
     return XD_OK;
 }
 
-XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void) {
-    xd_softmax_kernels kernels;
-    kernels.stats = xdi_cpu_softmax_stats;
-    kernels.merge = xdi_cpu_softmax_merge;
-    kernels.write = xdi_cpu_softmax_write;
-    kernels.row_sums = xdi_cpu_softmax_row_sums;
-    kernels.write_backward = xdi_cpu_softmax_write_backward;
-    kernels.pick = xdi_cpu_softmax_pick;
-    kernels.take = xdi_cpu_softmax_take;
-    kernels.write_target_backward = xdi_cpu_softmax_write_target_backward;
-    kernels.hits = xdi_cpu_softmax_hits;
-    return kernels;
+XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
+    static const xd_softmax_kernels kernels = {
+        xdi_cpu_softmax_stats,          xdi_cpu_softmax_merge,
+        xdi_cpu_softmax_write,          xdi_cpu_softmax_row_sums,
+        xdi_cpu_softmax_write_backward, xdi_cpu_softmax_pick,
+        xdi_cpu_softmax_take,           xdi_cpu_softmax_write_target_backward,
+        xdi_cpu_softmax_hits,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/xtoken.c */
@@ -9936,10 +10408,15 @@ XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t colum
         xdi_mft_write_at(a, r, c, xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c));
 }
 
+static void xdi_cpu_mft_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
+}
+
 static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
-    return XD_OK;
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_write_rows, a);
 }
 
 /* ---- cosine ---- */
@@ -9953,15 +10430,20 @@ static double xdi_cosine_magnitude(const xd_rows *x, int64_t r, int64_t columns)
     return largest;
 }
 
-static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_mft_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
         const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
         sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
         sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_largest_rows, a);
 }
 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
@@ -9990,14 +10472,25 @@ static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int
     }
 }
 
-XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+/* The arguments of the entry and the sweep over a row's columns. */
+typedef struct xdi_cosine_swept {
+    const xd_mft_args *a;
+    xdi_cosine_sweep sweep;
+    const void *state;
+} xdi_cosine_swept;
+
+static void xdi_cosine_products_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xdi_cosine_swept *s = (const xdi_cosine_swept *)args;
+    const xd_mft_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         int x_exponent, y_exponent;
         xdi_cosine_sums sums;
         memset(&sums, 0, sizeof sums);
         if (xdi_mft_counts(a, r) && xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent) &&
             xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent))
-            sweep(state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
+            s->sweep(s->state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_COSINE_SUMS, sums.exact, sizeof sums.exact);
         else
@@ -10005,10 +10498,14 @@ XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep 
     }
 }
 
+XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
+                                              xdi_cosine_sweep sweep, const void *state) {
+    const xdi_cosine_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cosine_products_piece, &s);
+}
+
 static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    xdi_cosine_products_rows(a, xdi_cosine_products_row, NULL);
-    return XD_OK;
+    return xdi_cosine_products_rows(launch, a, xdi_cosine_products_row, NULL);
 }
 
 static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
@@ -10060,9 +10557,11 @@ XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, 
 
 /* As written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
-static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xdi_cosine_slope(a, r, &of_x, &of_y);
@@ -10072,19 +10571,18 @@ static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *
             xdi_loss_store(&a->gradient, r, c, from_x + from_y);
         }
     }
-    return XD_OK;
 }
 
-XD_API xd_mft_kernels xd_mft_kernels_cpu(void) {
-    xd_mft_kernels kernels;
-    kernels.at_label = xdi_cpu_mft_at_label;
-    kernels.correct = xdi_cpu_mft_correct;
-    kernels.write = xdi_cpu_mft_write;
-    kernels.largest = xdi_cpu_mft_largest;
-    kernels.products = xdi_cpu_mft_products;
-    kernels.cosine = xdi_cpu_mft_cosine;
-    kernels.slopes = xdi_cpu_mft_slopes;
-    return kernels;
+static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_slopes_rows, a);
+}
+
+XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
+    static const xd_mft_kernels kernels = {
+        xdi_cpu_mft_at_label, xdi_cpu_mft_correct, xdi_cpu_mft_write,  xdi_cpu_mft_largest,
+        xdi_cpu_mft_products, xdi_cpu_mft_cosine,  xdi_cpu_mft_slopes,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/optimizer.c */
@@ -10225,6 +10723,56 @@ static const xdi_span_kernels xdi_plain_spans = {
 
 /* ---- walks over arrays ---- */
 
+/* Arrays are spread over threads in blocks, whole ones from an array's beginning on: how they are cut depends on their
+ * sizes alone. */
+enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
+
+/* What is done to arrays, one after the other: elements [begin, end) of array k. */
+typedef struct xdi_walk {
+    const void *job;
+    int64_t arrays;
+    int64_t (*count)(const void *job, int64_t k);
+    void (*run)(const void *job, int64_t k, int64_t begin, int64_t end);
+} xdi_walk;
+
+static int64_t xdi_walk_blocks(const xdi_walk *w, int64_t k) {
+    return (w->count(w->job, k) + XDI_WALK_BLOCK - 1) / XDI_WALK_BLOCK;
+}
+
+/* Blocks [begin, end) of those of all arrays. */
+static void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end, int slot) {
+    const xdi_walk *w = (const xdi_walk *)args;
+    int64_t first = 0; /* block of array k */
+    (void)launch, (void)slot;
+    for (int64_t k = 0; k < w->arrays && first < end; k++) {
+        const int64_t count = w->count(w->job, k), blocks = xdi_walk_blocks(w, k);
+        const int64_t from = begin > first ? begin - first : 0,
+                      to = end - first < blocks ? end - first : blocks;
+        if (from < to)
+            w->run(w->job, k, from * XDI_WALK_BLOCK,
+                   to * XDI_WALK_BLOCK < count ? to * XDI_WALK_BLOCK : count);
+        first += blocks;
+    }
+}
+
+/* Blocks a piece; *blocks receives all. Few elements are one piece. */
+static int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks) {
+    int64_t elements = 0;
+    *blocks = 0;
+    for (int64_t k = 0; k < w->arrays; k++) {
+        elements += w->count(w->job, k);
+        *blocks += xdi_walk_blocks(w, k);
+    }
+    if (elements <= XDI_WALK_BLOCK) return *blocks > 0 ? *blocks : 1;
+    return (*blocks + XDI_WALK_PIECES - 1) / XDI_WALK_PIECES;
+}
+
+static xd_result xdi_walk_run(const xd_launch *launch, const xdi_walk *w) {
+    int64_t blocks;
+    const int64_t grain = xdi_walk_grain(w, &blocks);
+    return xdi_spread_items(launch, blocks, grain, xdi_walk_piece, w);
+}
+
 static bool xdi_span_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
@@ -10303,17 +10851,30 @@ static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dty
     return XD_OK;
 }
 
+typedef struct xdi_lerp_job {
+    const xd_lerp_args *args;
+    const xdi_span_kernels *spans;
+} xdi_lerp_job;
+
+static int64_t xdi_lerp_count(const void *job, int64_t k) {
+    return ((const xdi_lerp_job *)job)->args->arrays[k].count;
+}
+
+static void xdi_lerp_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_lerp_job *j = (const xdi_lerp_job *)job;
+    for (int64_t at = begin; at < end; at += XDI_SPAN)
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &j->args->arrays[k], at,
+                      xdi_span_length(end, at));
+}
+
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
         XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_lerp_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_SPAN)
-            xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
-    }
-    return XD_OK;
+    const xdi_lerp_job job = { args, spans };
+    const xdi_walk walk = { &job, args->array_count, xdi_lerp_count, xdi_lerp_part };
+    return xdi_walk_run(launch, &walk);
 }
 
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -10357,28 +10918,45 @@ static xd_update_array xdi_update_next(const xd_update_args *args, const xd_upda
     return a;
 }
 
+typedef struct xdi_update_job {
+    const xd_update_args *args;
+    const xdi_span_kernels *spans;
+    xdi_span_update update;
+} xdi_update_job;
+
+static int64_t xdi_update_count(const void *job, int64_t k) {
+    return ((const xdi_update_job *)job)->args->arrays[k].count;
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
+static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_update_job *j = (const xdi_update_job *)job;
+    const xd_update_args *args = j->args;
+    const xd_update_array next = xdi_update_next(args, &args->arrays[k], j->update == j->spans->adam),
+                          *a = &next;
+    float widened[XDI_SPAN];
+    xd_lerp_array average;
+    average.target = a->average;
+    average.target_dtype = a->average_dtype;
+    average.source = a->value ? a->value : a->master;
+    average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        j->update(args, a, xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
+        if (a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
+        if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
+    }
+}
+
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update) {
-    float widened[XDI_SPAN];
+    const xdi_update_job job = { args, spans, update };
+    const xdi_walk walk = { &job, args->array_count, xdi_update_count, xdi_update_part };
     XD_TRY(xdi_update_check(launch, args));
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
-                              *a = &next;
-        xd_lerp_array average;
-        average.target = a->average;
-        average.target_dtype = a->average_dtype;
-        average.source = a->value ? a->value : a->master;
-        average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
-        for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
-            const int64_t n = xdi_span_length(a->count, at);
-            update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
-            if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
-            if (a->average) xdi_lerp_span(spans, args->keep, args->weighted_sum, &average, at, n);
-        }
-        if (a->steps) ++*a->steps;
-    }
+    XD_TRY(xdi_walk_run(launch, &walk));
+    for (int64_t k = 0; k < args->array_count; k++)
+        if (args->arrays[k].steps) ++*args->arrays[k].steps;
     return XD_OK;
 }
 
@@ -10387,16 +10965,40 @@ static bool xdi_cast_takes(xd_dtype dtype) {
            dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
 }
 
-static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
+static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a, int64_t begin,
+                           int64_t end) {
     float widened[XDI_SPAN];
-    for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(a->count, at);
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
         if (a->target_dtype == XD_DTYPE_F32)
             spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
         else
             spans->narrow(xdi_span_widen(spans, a->source, a->source_dtype, at, n, widened),
                           (uint16_t *)a->target + at, a->target_dtype, n);
     }
+}
+
+typedef struct xdi_cast_job {
+    const xd_cast_array *arrays;
+    const xdi_span_kernels *spans;
+} xdi_cast_job;
+
+static int64_t xdi_cast_count(const void *job, int64_t k) {
+    return ((const xdi_cast_job *)job)->arrays[k].count;
+}
+
+static void xdi_cast_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_cast_job *j = (const xdi_cast_job *)job;
+    const xd_cast_array *a = &j->arrays[k];
+    const size_t size = xd_dtype_size(a->target_dtype);
+    if (a->target_dtype == a->source_dtype)
+        memcpy((char *)a->target + (size_t)begin * size, (const char *)a->source + (size_t)begin * size,
+               (size_t)(end - begin) * size);
+    else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
+        xdi_cast_spans(j->spans, a, begin, end);
+    else
+        for (int64_t i = begin; i < end; i++)
+            xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
@@ -10411,37 +11013,46 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < array_count; k++) {
-        const xd_cast_array *a = &arrays[k];
-        if (a->count == 0) continue; /* an empty array may be NULL */
-        if (a->target_dtype == a->source_dtype)
-            memcpy(a->target, a->source, (size_t)a->count * xd_dtype_size(a->target_dtype));
-        else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
-            xdi_cast_spans(spans, a);
-        else
-            for (int64_t i = 0; i < a->count; i++)
-                xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
+    const xdi_cast_job job = { arrays, spans };
+    const xdi_walk walk = { &job, array_count, xdi_cast_count,
+                            xdi_cast_part }; /* an empty array may be NULL */
+    return xdi_walk_run(launch, &walk);
+}
+
+typedef struct xdi_scale_job {
+    const xd_scale_args *args;
+    const xdi_span_kernels *spans;
+} xdi_scale_job;
+
+static int64_t xdi_scale_count(const void *job, int64_t k) {
+    (void)k;
+    return ((const xdi_scale_job *)job)->args->count;
+}
+
+static void xdi_scale_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_scale_job *j = (const xdi_scale_job *)job;
+    const xd_scale_args *args = j->args;
+    float values[XDI_SPAN];
+    (void)k;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        if (args->dtype == XD_DTYPE_F32) {
+            j->spans->scale((float *)args->data + at, args->factor, n);
+            continue;
+        }
+        j->spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
+        j->spans->scale(values, args->factor, n);
+        j->spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
     }
-    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
                                    const xdi_span_kernels *spans) {
-    float values[XDI_SPAN];
+    const xdi_scale_job job = { args, spans };
+    const xdi_walk walk = { &job, 1, xdi_scale_count, xdi_scale_part };
     XD_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(args->count, at);
-        float *x = (float *)args->data + at;
-        if (args->dtype == XD_DTYPE_F32) {
-            spans->scale(x, args->factor, n);
-            continue;
-        }
-        spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
-        spans->scale(values, args->factor, n);
-        spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
-    }
-    return XD_OK;
+    return xdi_walk_run(launch, &walk);
 }
 
 /* ---- norms ---- */
@@ -10572,25 +11183,73 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
         }
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
- * order, which depends on how arrays are cut, or an exact one, which does not. */
+/* What a piece of the arrays adds, and where to. */
+typedef struct xdi_norm_job {
+    const xd_norm_args *args;
+    const xdi_span_kernels *spans;
+    xd_norm_sum *sum;
+} xdi_norm_job;
+
+static int64_t xdi_norm_count(const void *job, int64_t k) {
+    return ((const xdi_norm_job *)job)->args->arrays[k].count;
+}
+
+static void xdi_norm_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_norm_job *j = (const xdi_norm_job *)job;
+    const xd_norm_array *a = &j->args->arrays[k];
+    /* Bins pay from a few spans on: emptying them costs as much as adding one. */
+    const bool binned = j->spans->fast && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
+                        a->count >= 4 * XDI_SPAN;
+    for (int64_t at = begin; binned && at < end; at += XDI_NORM_BLOCK)
+        xdi_norm_block(j->args, j->spans, a, at, end - at < XDI_NORM_BLOCK ? end : at + XDI_NORM_BLOCK,
+                       j->sum);
+    for (int64_t at = begin; !binned && at < end; at += XDI_SPAN)
+        xdi_norm_span(j->args, j->spans, a, at, xdi_span_length(end, at), j->sum);
+}
+
+/* The sums of all pieces. */
+typedef struct xdi_norm_pieces {
+    xdi_norm_job job;
+    int64_t blocks, grain;
+    xd_norm_sum sums[XDI_WALK_PIECES];
+} xdi_norm_pieces;
+
+static void xdi_norm_piece(void *argument, int64_t piece, int slot) {
+    xdi_norm_pieces *p = (xdi_norm_pieces *)argument;
+    xdi_norm_job job = p->job;
+    const xdi_walk walk = { &job, job.args->array_count, xdi_norm_count, xdi_norm_part };
+    const int64_t begin = piece * p->grain, left = p->blocks - begin;
+    job.sum = &p->sums[piece];
+    xdi_walk_piece(NULL, &walk, begin, begin + (left < p->grain ? left : p->grain), slot);
+}
+
+static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
+    sum->sum += part->sum;
+    sum->largest = part->largest > sum->largest ? part->largest : sum->largest;
+    sum->not_finite += part->not_finite;
+    sum->nan += part->nan;
+    for (int i = 0; i < XD_NORM_LIMBS; i++) sum->limbs[i] += part->limbs[i];
+    xdi_norm_carry(sum->limbs);
+}
+
+/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
+ * arrays, piece by piece, which depends on how arrays are cut, or an exact one, which does not. */
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
+    xdi_norm_pieces p = { { args, spans, sum }, 0, 0, { { 0.0, 0.0, 0, 0, { 0 } } } };
+    const xdi_walk walk = { &p.job, args->array_count, xdi_norm_count, xdi_norm_part };
     for (int64_t k = 0; k < args->array_count; k++)
         XD_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                    xd_dtype_name(args->arrays[k].dtype));
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_norm_array *a = &args->arrays[k];
-        /* Bins pay from a few spans on: emptying them costs as much as adding one. */
-        const bool binned = spans->fast && args->exact && args->type != XD_NORM_MAX && !a->replica &&
-                            a->count >= 4 * XDI_SPAN;
-        for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
-            xdi_norm_block(args, spans, a, at,
-                           a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
-        for (int64_t at = 0; !binned && at < a->count; at += XDI_SPAN)
-            xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
+    p.grain = xdi_walk_grain(&walk, &p.blocks);
+    const int64_t pieces = (p.blocks + p.grain - 1) / p.grain;
+    if (pieces <= 1) {
+        xdi_walk_piece(launch, &walk, 0, p.blocks, 0);
+        return XD_OK;
     }
+    XD_TRY(xdi_parallel(launch->ctx, pieces, xdi_norm_piece, &p));
+    for (int64_t i = 0; i < pieces; i++) xdi_norm_join(sum, &p.sums[i]);
     return XD_OK;
 }
 
@@ -10962,7 +11621,7 @@ XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
 XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
 
 /* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level);
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
 XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16);
 
@@ -13474,8 +14133,8 @@ XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
     return xdi_level_of(level)->spans();
 }
 
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
-    return *xdi_level_of(level)->optimizer();
+XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level) {
+    return xdi_level_of(level)->optimizer();
 }
 
 XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16) {
@@ -13522,10 +14181,75 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
     xdi_matmul_run(&kernel, args, workspace);
 }
 
+/* ---- on several threads ---- */
+
+typedef char xdi_matmul_fits[XD_MATMUL_WORKSPACE_BYTES <= XDI_POOL_SCRATCH ? 1 : -1];
+
+/* The result cut into parts of rows and columns, each a product of its own: an element has the same bits in any. */
+typedef struct xdi_matmul_cut {
+    xdi_matmul_kernel kernel;
+    const xd_matmul_args *args;
+    int64_t rows, cols;  /* of a part */
+    int64_t across, all; /* parts side by side, and in total */
+} xdi_matmul_cut;
+
+static int64_t xdi_matmul_parts(int64_t size, int64_t part) {
+    return (size + part - 1) / part;
+}
+
+/* Whether a part of the columns is still larger than what the walk packs at a time, so that another cut is free; and of
+ * the rows so large that packing the columns once more does not show. */
+static bool xdi_matmul_is_free(const xdi_matmul_cut *cut, int64_t rows, int64_t cols) {
+    return cols >= 2 * (int64_t)XDI_MATMUL_BLOCK_N * (cut->kernel.pairs ? 2 : 1) || rows >= 4096;
+}
+
+/* Parts are halved, the longer side first, because each packs its rows and columns for itself. Free cuts go on until there
+ * are a few parts a thread, so that one that is slowed down takes fewer; the others until there is work for all. */
+static void xdi_matmul_plan(int64_t threads, xdi_matmul_cut *cut) {
+    const xd_matmul_args *p = cut->args;
+    const bool small = p->a.rows * p->b.cols / 64 * p->a.cols <= 1 << 15;
+    int64_t down = 1, across = 1, rows = p->a.rows, cols = p->b.cols;
+    while (threads > 1 && !small && down * across < 4 * threads) {
+        const int64_t parts = down * across;
+        const bool is_free = xdi_matmul_is_free(cut, rows, cols);
+        if (!is_free && (parts >= 2 * threads || parts % threads == 0)) break;
+        if (rows < 96 && cols < 128) break;
+        if (is_free ? rows < 4096 || cols >= rows : cols >= rows)
+            across *= 2;
+        else
+            down *= 2;
+        rows = xdi_matmul_parts(p->a.rows, down);
+        cols = xdi_matmul_parts(p->b.cols, across);
+    }
+    cut->rows = rows > 0 ? xdi_matmul_parts(rows, 48) * 48 : 1; /* whole tiles of every level */
+    cut->cols = cols > 0 ? xdi_matmul_parts(cols, 32) * 32 : 1;
+    cut->across = xdi_matmul_parts(p->b.cols, cut->cols);
+    cut->all = cut->across * xdi_matmul_parts(p->a.rows, cut->rows);
+}
+
+static void xdi_matmul_part(const xd_launch *launch, const void *args, int64_t begin, int64_t end, int slot) {
+    const xdi_matmul_cut *cut = (const xdi_matmul_cut *)args;
+    void *workspace = slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : launch->workspace;
+    for (int64_t i = begin; i < end; i++) {
+        xd_matmul_args p = *cut->args;
+        const int64_t row = i / cut->across * cut->rows, col = i % cut->across * cut->cols;
+        p.a.data = (const char *)p.a.data + row * p.a.row_stride * xdi_matmul_size(p.a.dtype);
+        p.b.data = (const char *)p.b.data + col * p.b.col_stride * xdi_matmul_size(p.b.dtype);
+        p.a.rows = xdi_matmul_smaller(cut->rows, p.a.rows - row);
+        p.b.cols = xdi_matmul_smaller(cut->cols, p.b.cols - col);
+        p.out += row * p.out_stride + col;
+        xdi_matmul_run(&cut->kernel, &p, workspace);
+    }
+}
+
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
-    const xdi_matmul_kernel kernel = xdi_matmul_kernel_level(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
-    if (kernel.pairs || !xdi_matmul_sgemm(launch, args)) xdi_matmul_run(&kernel, args, launch->workspace);
-    return XD_OK;
+    const xd_ctx_desc *settings = xd_ctx_settings(launch->ctx);
+    xdi_matmul_cut cut;
+    cut.kernel = xdi_matmul_kernel_level(settings->cpu, args->bf16);
+    cut.args = args;
+    if (!cut.kernel.pairs && xdi_matmul_sgemm(launch, args)) return XD_OK;
+    xdi_matmul_plan(settings->threads, &cut);
+    return xdi_spread_items(launch, cut.all, 1, xdi_matmul_part, &cut);
 }
 
 /* >>kernel/simd/tiles.c */
@@ -13636,9 +14360,8 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
 
 XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain().stats(launch, a);
-    xdi_loss_stats_rows(a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
-    return XD_OK;
+        return xd_loss_kernels_cpu_plain()->stats(launch, a);
+    return xdi_loss_stats_rows(launch, a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
 }
 
 static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
@@ -13663,9 +14386,8 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
 
 XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain().mixture(launch, a);
-    xdi_loss_mixture_rows(a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
-    return XD_OK;
+        return xd_loss_kernels_cpu_plain()->mixture(launch, a);
+    return xdi_loss_mixture_rows(launch, a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
 }
 
 /* ---- sums outside the ids of a top-k loss ---- */
@@ -13688,8 +14410,7 @@ static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int
 }
 
 XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    xdi_topk_stats_rows(a, xdi_exact_topk_columns, xdi_loops_of(launch)->exact);
-    return XD_OK;
+    return xdi_topk_stats_rows(launch, a, xdi_exact_topk_columns, xdi_loops_of(launch)->exact);
 }
 
 /* >>kernel/simd/loss.c */
@@ -13834,6 +14555,7 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
  * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
  * integers that held then. */
 enum { XDI_FAST_KEPT = 32 };
+typedef char xdi_fast_kept_fits[XDI_FAST_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
 typedef struct xdi_fast_kept {
     int64_t begin; /* the first column of them */
@@ -13987,19 +14709,22 @@ static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t c
     return true;
 }
 
-static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double max, teacher_max = 0.0;
         int64_t arg, teacher_arg;
         if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
             !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
             (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
-            plain.references(launch, &one);
+            plain->references(launch, &one);
             continue;
         }
         one.references[XD_LOSS_MAX] = max;
@@ -14007,24 +14732,33 @@ static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss
         one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
         one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_references_rows, a);
 }
 
 /* The references are this shard's own: what the sweep finds by itself. */
-static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xdi_exact_stats(launch, a);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
         if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
-            plain.stats(launch, &one);
+            plain->stats(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    if (a->fixed) return xdi_exact_stats(launch, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_stats_rows, a);
 }
 
 /* ---- Jensen-Shannon divergence ---- */
@@ -14094,15 +14828,21 @@ static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *
         plain->mixture(launch, one);
 }
 
-static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xdi_exact_mixtures(launch, a);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+        xdi_fast_loss_row_mixture(launch, tiles, plain, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    if (a->fixed) return xdi_exact_mixtures(launch, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_mixture_rows, a);
 }
 
 /* ---- gradient ---- */
@@ -14235,16 +14975,22 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
 }
 
-static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, path);
+        xdi_fast_loss_row_grad(launch, tiles, plain, &one, NULL, path);
     }
     tiles->fence();
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_grad_rows, a);
 }
 
 /* ---- all of it, row by row ---- */
@@ -14260,48 +15006,61 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* Where to keep a row's powers; false when there is no memory, and then they are taken twice. */
-static bool xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE;
+/* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
+static void xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
+    const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
     const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
-    kept->begin = (tiles - count) * XDI_TILE;
-    kept->powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
-    return kept->powers != NULL;
+    *begin = (tiles - count) * XDI_TILE;
+    *powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
 }
 
-static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one, xdi_fast_kept *kept,
-                                    xdi_fast_path path) {
+static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
+                               xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
     const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
-    if (one->shards > 1) return XD_OK;
+    if (one->shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
-    XD_TRY(plain->combine(launch, one));
+    plain->combine(launch, one);
     if (mixed) {
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
-        XD_TRY(plain->mixture_combine(launch, one));
+        plain->mixture_combine(launch, one);
     }
     if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
-    return XD_OK;
+}
+
+/* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
+typedef struct xdi_fast_fused {
+    const xd_loss_args *a;
+    float *powers;
+    int64_t begin; /* the first column of them */
+    bool streamed;
+} xdi_fast_fused;
+
+static void xdi_fast_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_fast_fused *f = (const xdi_fast_fused *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    xdi_fast_path path = { f->streamed, false };
+    xdi_fast_kept kept;
+    kept.begin = f->begin;
+    kept.powers = slot > 0 ? (float *)xdi_parallel_scratch(launch->ctx, slot) : f->powers;
+    for (int64_t r = begin; r < end; r++) {
+        xd_loss_args one = xdi_fast_row_args(f->a, r);
+        path.followed = r + 1 < end;
+        xdi_fast_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
+    }
+    tiles->fence();
 }
 
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
-    xd_result result = XD_OK;
-    xdi_fast_kept kept;
-    const bool keeps = xdi_fast_keeps(a) && xdi_fast_keep(launch->ctx, a, &kept);
-    for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
-        xd_loss_args one = xdi_fast_row_args(a, r);
-        path.followed = r + 1 < a->student.rows;
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, keeps ? &kept : NULL, path);
-    }
-    tiles->fence();
-    if (keeps) xdi_scratch_give(launch->ctx, kept.powers);
+    xdi_fast_fused f = { a, NULL, 0, xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data) };
+    if (xdi_fast_keeps(a)) xdi_fast_keep(launch->ctx, a, &f.powers, &f.begin);
+    const xd_result result =
+        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_fused_piece, &f);
+    xdi_scratch_give(launch->ctx, f.powers);
     return result;
 }
 
@@ -14321,15 +15080,22 @@ XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
 #include <math.h>
 #include <string.h>
 
-static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double max = 0.0;
         if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
         a->maxima[r] = max == INFINITY ? NAN : max;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_maxima_rows, a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
@@ -14351,14 +15117,14 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
 /* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
  * passed. */
 static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
-                                        int64_t inside, int64_t *next, float *copy) {
+                                        const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
     xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
-    if (*next >= inside || ids[a->order[*next]] - begin >= c + n) return x;
+    if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
     x.data = copy;
-    for (; *next < inside && ids[a->order[*next]] - begin < c + n; ++*next) {
-        const int64_t at = ids[a->order[*next]] - begin - c;
+    for (; *next < inside && ids[order[*next]] - begin < c + n; ++*next) {
+        const int64_t at = ids[order[*next]] - begin - c;
         if (x.bf16)
             ((uint16_t *)x.data)[at] = 0xff80;
         else
@@ -14367,8 +15133,9 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
     return x;
 }
 
-/* False for rows of the plain kernel; nothing is then written but a->order. */
-static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double *sums) {
+/* False for rows of the plain kernel; nothing is then written but the order. */
+static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
+                               double *sums) {
     const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
@@ -14376,11 +15143,11 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
     int64_t next = 0;
     if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
     const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
-    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, a->order);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, order);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         const int64_t n = xdi_fast_tile_at(c, columns);
         double tile_moment;
-        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, inside, &next, copy);
+        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, order, inside, &next, copy);
         sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
         moment += tile_moment;
     }
@@ -14391,12 +15158,14 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
     sums[XD_TOPK_BAD] = 0.0;
     for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
     for (int64_t j = 0; j < inside; j++)
-        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+        a->values[r * a->k + order[j]] = xdi_loss_load(&a->logits, r, ids[order[j]] - begin);
     return true;
 }
 
-static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r) {
+/* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
+static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
+    if (a->order) one.order = a->order + slot * a->k;
     one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
     one.logits.rows = 1;
     one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
@@ -14416,18 +15185,24 @@ static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
     return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
 }
 
-static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (!xdi_fast_topk_dtypes(a)) return plain.stats(launch, a);
-    if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
-        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
-        const xd_topk_args one = xdi_fast_topk_row(a, r);
-        XD_TRY(plain.stats(launch, &one));
+        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
+        const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+        plain->stats(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (a->fixed) return xdi_exact_topk_stats(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_stats_rows, a);
 }
 
 /* ---- gradient ---- */
@@ -14468,11 +15243,12 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (!xdi_fast_topk_dtypes(a)) return plain.grad(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
         if (!counts) {
@@ -14480,11 +15256,16 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
         } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_args one = xdi_fast_topk_row(a, r);
-            XD_TRY(plain.grad(launch, &one));
+            const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+            plain->grad(launch, &one);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->grad(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -14634,31 +15415,46 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
     return true;
 }
 
-static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *a, xdi_select_scratch *s) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
-        if (s && xdi_select_many(tiles, a, r, s)) continue;
-        xdi_select_few(tiles, a, r);
-    }
-}
+/* A selection, and where its first thread keeps candidates; NULL: nowhere. */
+typedef struct xdi_select_job {
+    const xd_select_args *a;
+    void *memory;
+    int64_t room;
+} xdi_select_job;
 
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xdi_select_job *job = (const xdi_select_job *)args;
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
     xdi_select_scratch s;
-    unsigned char *memory = NULL;
-    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
-        return xd_topk_kernels_cpu().select(launch, a);
-    s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
-    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 24);
+    void *memory = job->memory && slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : job->memory;
+    s.room = job->room;
     if (memory) {
-        s.from = (uint64_t *)(void *)memory;
+        s.from = (uint64_t *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
         s.keys = s.columns + s.room;
     }
-    xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
-    xdi_scratch_give(launch->ctx, memory);
-    return XD_OK;
+    for (int64_t r = begin; r < end; r++) {
+        if (memory && xdi_select_many(tiles, job->a, r, &s)) continue;
+        xdi_select_few(tiles, job->a, r);
+    }
+}
+
+XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+    xdi_select_job job = { a, NULL, 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32 };
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_topk_kernels_cpu()->select(launch, a);
+    const size_t bytes = (size_t)job.room * 24;
+    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
+        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without room: slowly */
+    /* Where the threads have no room for as many candidates, all rows are one piece. */
+    const xd_result result =
+        bytes <= XDI_POOL_SCRATCH
+            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_fast_select_piece, &job)
+            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_fast_select_piece, &job);
+    xdi_scratch_give(launch->ctx, job.memory);
+    return result;
 }
 
 /* The top-k entries that vectors do better. */
@@ -14737,12 +15533,15 @@ static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles,
         if (at[i] >= 0 && at[i] < columns) xdi_mft_write_at(a, r, at[i], x[i], y[i]);
 }
 
-static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         if (xdi_fast_fits(a->row[r].max, factor) && xdi_fast_fits(a->row[r].teacher_max, factor))
             xdi_mft_fast_row(level, tiles, a, r, columns, streamed);
@@ -14750,20 +15549,29 @@ static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *
             xdi_mft_write_row(a, r, columns);
     }
     tiles->fence();
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_write_rows, a);
 }
 
 /* ---- cosine ---- */
 
-static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
         sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
         sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_largest_rows, a);
 }
 
 static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -14777,20 +15585,25 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
-    xdi_cosine_products_rows(a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
-    return XD_OK;
+    return xdi_cosine_products_rows(launch, a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
 }
 
-static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xdi_cosine_slope(a, r, &of_x, &of_y);
         level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
                       xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_slopes_rows, a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */
@@ -14855,42 +15668,66 @@ static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a
     return true;
 }
 
-static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
-    const xd_softmax_kernels plain = xd_softmax_kernels_cpu();
+static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    const xd_softmax_kernels *plain = xd_softmax_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16) return plain.stats(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         xd_softmax_args one = *a;
         if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
         one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
-        XD_TRY(plain.stats(launch, &one));
+        plain->stats(launch, &one);
     }
-    return XD_OK;
 }
 
-/* NaN is no maximum. */
-static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
-                                        int64_t columns, float *maxima) {
+static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_softmax_kernels_cpu()->stats(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_fast_softmax_stats_rows, a);
+}
+
+/* What the entry was called with. */
+typedef struct xdi_rows_maxima {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    float *maxima;
+} xdi_rows_maxima;
+
+/* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
+static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
+    const xd_rows *logits = m->logits;
     const xdi_rows_raise raise = xdi_loops_of(launch)->raise;
-    const int64_t piece = XDI_ROWS_PIECE,
+    const int64_t piece = XDI_ROWS_PIECE, last = end * piece < m->columns ? end * piece : m->columns,
                   most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
-    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
-        return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
-    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    (void)slot;
+    for (int64_t c = begin * piece; c < last; c++) m->maxima[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows;) {
         int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
         for (; r < logits->rows && count < most; r++)
-            if (!mask || mask[r]) rows[count++] = r;
+            if (!m->mask || m->mask[r]) rows[count++] = r;
         for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
-        for (int64_t c = 0; c < columns && count > 0; c += piece) {
+        for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
             for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
-            raise(x, columns - c < piece ? columns - c : piece, maxima + c);
+            raise(x, last - c < piece ? last - c : piece, m->maxima + c);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima) {
+    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
+    const xdi_rows_maxima m = { logits, mask, columns, maxima };
+    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
+        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
+    return xdi_spread_items(launch, pieces, 1, xdi_fast_column_maxima_piece, &m);
 }
 
 /* The entries that vectors do better. */
@@ -15697,7 +16534,7 @@ static void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const voi
 static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
-        return xd_reduce_kernels_cpu().pieces(launch, out, pieces, ranks, count, dtype, op);
+        return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
     xdi_reduce_spans(xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu), out, pieces, ranks, count,
                      dtype, op);
     return XD_OK;
@@ -15709,7 +16546,7 @@ XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {
 
 /* >>kernel/kernels.c */
 
-/* The kernel table of a CPU level and of a context, and what is called through it. */
+/* The kernel table of a CPU level and of a context, which is made with it, and what is called through it. */
 
 #include <string.h>
 
@@ -15778,54 +16615,68 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
 }
 
 /* A level overrides what it does better and leaves the rest as the level below has it. */
-XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
-    xd_kernels kernels;
+XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
-    kernels.name = xd_cpu_level_name(level);
-    kernels.device = XD_DEVICE_CPU;
-    kernels.memory.allocate = xd_allocate;
-    kernels.memory.release = xd_release;
-    kernels.memory.copy = xdi_cpu_copy;
-    kernels.memory.fill = xdi_cpu_fill;
-    kernels.memory.synchronize = xdi_cpu_synchronize;
-    kernels.memory.owns = xdi_cpu_owns;
-    kernels.memory.event_create = xdi_cpu_event_create;
-    kernels.memory.event_destroy = xdi_cpu_event_destroy;
-    kernels.memory.event_record = xdi_cpu_event_pass;
-    kernels.memory.event_wait = xdi_cpu_event_pass;
-    kernels.memory.call = xdi_cpu_call;
-    kernels.memory.share_create = xdi_cpu_share_create;
-    kernels.memory.share_destroy = xdi_cpu_share_end;
-    kernels.memory.share_open = xdi_cpu_share_open;
-    kernels.memory.share_close = xdi_cpu_share_end;
-    kernels.rows = xd_row_kernels_cpu();
-    kernels.softmax = xd_softmax_kernels_cpu();
-    kernels.xtoken = xd_xtoken_kernels_cpu();
-    kernels.uld = xd_uld_kernels_cpu();
-    kernels.loss = xd_loss_kernels_cpu_plain();
-    kernels.topk = xd_topk_kernels_cpu();
-    kernels.mft = xd_mft_kernels_cpu();
-    kernels.reduce = xd_reduce_kernels_cpu();
+    kernels->name = xd_cpu_level_name(level);
+    kernels->device = XD_DEVICE_CPU;
+    kernels->memory.allocate = xd_allocate;
+    kernels->memory.release = xd_release;
+    kernels->memory.copy = xdi_cpu_copy;
+    kernels->memory.fill = xdi_cpu_fill;
+    kernels->memory.synchronize = xdi_cpu_synchronize;
+    kernels->memory.owns = xdi_cpu_owns;
+    kernels->memory.event_create = xdi_cpu_event_create;
+    kernels->memory.event_destroy = xdi_cpu_event_destroy;
+    kernels->memory.event_record = xdi_cpu_event_pass;
+    kernels->memory.event_wait = xdi_cpu_event_pass;
+    kernels->memory.call = xdi_cpu_call;
+    kernels->memory.share_create = xdi_cpu_share_create;
+    kernels->memory.share_destroy = xdi_cpu_share_end;
+    kernels->memory.share_open = xdi_cpu_share_open;
+    kernels->memory.share_close = xdi_cpu_share_end;
+    kernels->rows = *xd_row_kernels_cpu();
+    kernels->softmax = *xd_softmax_kernels_cpu();
+    kernels->xtoken = xd_xtoken_kernels_cpu();
+    kernels->uld = xd_uld_kernels_cpu();
+    kernels->loss = *xd_loss_kernels_cpu_plain();
+    kernels->topk = *xd_topk_kernels_cpu();
+    kernels->mft = *xd_mft_kernels_cpu();
+    kernels->reduce = *xd_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
-        xdi_fast_loss_fill(&kernels.loss);
-        xdi_fast_topk_fill(&kernels.topk);
-        xdi_fast_mft_fill(&kernels.mft);
-        xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
-        xdi_fast_xtoken_fill(&kernels.xtoken);
-        xdi_fast_uld_fill(&kernels.uld);
-        xdi_fast_reduce_fill(&kernels.reduce);
+        xdi_fast_loss_fill(&kernels->loss);
+        xdi_fast_topk_fill(&kernels->topk);
+        xdi_fast_mft_fill(&kernels->mft);
+        xdi_fast_rows_fill(&kernels->rows, &kernels->softmax);
+        xdi_fast_xtoken_fill(&kernels->xtoken);
+        xdi_fast_uld_fill(&kernels->uld);
+        xdi_fast_reduce_fill(&kernels->reduce);
     }
-    kernels.optimizer = xdi_optimizer_kernels_level(level);
-    kernels.clip = xd_clip_cpu;
-    kernels.copies = xdi_cpu_copies;
-    kernels.matmul = xdi_matmul_cpu;
-    return kernels;
+    kernels->optimizer = *xdi_optimizer_kernels_level(level);
+    kernels->clip = xd_clip_cpu;
+    kernels->copies = xdi_cpu_copies;
+    kernels->matmul = xdi_matmul_cpu;
 }
 
-XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx) {
-    const xd_ctx_desc *settings = xd_ctx_settings(ctx);
-    return settings->kernels ? *settings->kernels : xd_kernels_cpu(settings->cpu);
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
+    XD_TRY(xdi_ctx_check_version(version, desc));
+    XD_TRY(xdi_ctx_make(desc, sizeof(xd_kernels), out));
+    xd_kernels_cpu(xd_ctx_settings(*out)->cpu, (xd_kernels *)xdi_ctx_room(*out));
+    return XD_OK;
+}
+
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+    xdi_ctx_set_level(ctx, level);
+    xd_kernels_cpu(level, (xd_kernels *)xdi_ctx_room(ctx));
+}
+
+XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx) {
+    return (const xd_kernels *)xdi_ctx_room(ctx);
+}
+
+XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx) {
+    const xd_kernels *kernels = xd_ctx_settings(ctx)->kernels;
+    return kernels ? kernels : xd_ctx_host_kernels(ctx);
 }
 
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
@@ -15837,10 +16688,10 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
 }
 
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    XD_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
-    return memory.synchronize(&launch);
+    XD_TRY(memory->copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    return memory->synchronize(&launch);
 }
 
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
@@ -15848,7 +16699,7 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
                op == XD_AVG ? "average" : "arithmetic");
-    return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
+    return xd_ctx_kernels(ctx)->reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
 }
 
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
@@ -15860,21 +16711,21 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
         xd_dtype_name(dtype));
     XD_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                "leaves go with SUM and AVG, not operation %d", (int)op);
-    return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
+    return xd_ctx_kernels(ctx)->reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    if (kernels.device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
-    return kernels.memory.allocate(ctx, bytes);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
+    return kernels->memory.allocate(ctx, bytes);
 }
 
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    if (kernels.device == XD_DEVICE_CPU)
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU)
         xdi_scratch_give(ctx, memory);
     else
-        kernels.memory.release(ctx, memory);
+        kernels->memory.release(ctx, memory);
 }
 
 static bool xdi_matmul_takes(xd_dtype dtype) {
@@ -15908,7 +16759,7 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
     launch.stream = xd_ctx_settings(ctx)->stream;
     launch.workspace = workspace;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
-    const xd_result result = xd_ctx_kernels(ctx).matmul(&launch, args);
+    const xd_result result = xd_ctx_kernels(ctx)->matmul(&launch, args);
     xd_release(ctx, owned);
     return result;
 }
@@ -16154,7 +17005,7 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm) {
 }
 
 static bool xdi_comm_reaches(const xd_comm *comm, const void *memory) {
-    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx).memory.owns(comm->ctx, memory);
+    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx)->memory.owns(comm->ctx, memory);
 }
 
 static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collective *c) {
@@ -16799,17 +17650,16 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     if (count == 0) return XD_OK;
     const void *send = (const char *)c->send + from;
     void *recv = (char *)c->recv + to;
-    const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(transport->ctx);
     const bool theirs =
-        kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
-    const xd_reduce_kernels reduce =
-        theirs ? kernels.reduce : xd_kernels_cpu(xd_ctx_settings(transport->ctx)->cpu).reduce;
+        kernels->memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
+    const xd_reduce_kernels *reduce = &(theirs ? kernels : xd_ctx_host_kernels(transport->ctx))->reduce;
     xd_launch launch = xd_ctx_launch(transport->ctx);
     if (c->stream) launch.stream = c->stream;
     if (c->leaves.total)
-        return reduce.leaves(&launch, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
+        return reduce->leaves(&launch, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
     if (send == recv) return XD_OK;
-    if (theirs) return kernels.memory.copy(&launch, recv, send, (size_t)count * size, XD_COPY_ON_DEVICE);
+    if (theirs) return kernels->memory.copy(&launch, recv, send, (size_t)count * size, XD_COPY_ON_DEVICE);
     memcpy(recv, send, (size_t)count * size);
     return XD_OK;
 }
@@ -17039,7 +17889,7 @@ static void xdi_threads_settle(const xdi_threads *t) {
     if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
     launch.stream = t->stream;
-    xd_ctx_kernels(t->base.ctx).memory.synchronize(&launch);
+    xd_ctx_kernels(t->base.ctx)->memory.synchronize(&launch);
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
@@ -17166,15 +18016,15 @@ static xd_launch xdi_threads_launch(const xdi_threads *t, const xd_collective *c
 
 /* Records that what c sends is complete at this point of the stream. */
 static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     xdi_threads_slot *slot = t->slot;
-    slot->event_destroy = memory.event_destroy;
-    if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
-    if (!slot->done) slot->done = memory.event_create(t->base.ctx);
+    slot->event_destroy = memory->event_destroy;
+    if (!slot->ready) slot->ready = memory->event_create(t->base.ctx);
+    if (!slot->done) slot->done = memory->event_create(t->base.ctx);
     XD_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
                "the device has no events for a group of ranks");
-    return memory.event_record(&launch, slot->ready);
+    return memory->event_record(&launch, slot->ready);
 }
 
 /* A failure of this rank's device in the middle of a collective: peers cannot go on without its part. */
@@ -17192,7 +18042,7 @@ static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c,
     if (bytes == 0 || to == from) return XD_OK;
     if (t->on_device) {
         const xd_launch launch = xdi_threads_launch(t, c);
-        return xd_ctx_kernels(t->base.ctx).memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+        return xd_ctx_kernels(t->base.ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
     }
     memcpy(to, from, bytes);
     return XD_OK;
@@ -17242,9 +18092,8 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels reduce =
-        (t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_kernels_cpu(xd_ctx_settings(t->base.ctx)->cpu))
-            .reduce;
+    const xd_reduce_kernels *reduce =
+        &(t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_ctx_host_kernels(t->base.ctx))->reduce;
     const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -17254,9 +18103,9 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
-                             c->op);
-    return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
+        return reduce->leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                              c->op);
+    return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
 /* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
@@ -17322,22 +18171,22 @@ static void xdi_threads_exit(const xdi_threads *t) {
 
 /* This rank's part on its stream, behind what peers have made ready. */
 static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
-            XD_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+            XD_TRY(memory->event_wait(&launch, t->group->slots[r].ready));
     XD_TRY(xdi_threads_move(t, c, false));
-    return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
+    return t->slot->done ? memory->event_record(&launch, t->slot->done) : XD_OK;
 }
 
 /* The stream goes on when every peer has done its part. */
 static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && t->group->slots[r].done)
-            XD_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+            XD_TRY(memory->event_wait(&launch, t->group->slots[r].done));
     return XD_OK;
 }
 
@@ -17404,7 +18253,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
     if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
     const xd_launch launch = xdi_threads_launch(t, c);
-    return xd_ctx_kernels(t->base.ctx).memory.event_wait(&launch, t->group->slots[c->root].done);
+    return xd_ctx_kernels(t->base.ctx)->memory.event_wait(&launch, t->group->slots[c->root].done);
 }
 
 /* The receiver's copy. */
@@ -17412,12 +18261,12 @@ static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, 
     const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
     t->on_device = mail->on_device;
     if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     XD_TRY(xdi_threads_ready(t, c));
-    XD_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XD_TRY(memory->event_wait(&launch, t->group->slots[c->root].ready));
     XD_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
-    return memory.event_record(&launch, t->slot->done);
+    return memory->event_record(&launch, t->slot->done);
 }
 
 static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
@@ -19908,11 +20757,11 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     if (!plan) return;
     for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
-    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
-    memory.release(plan->ctx, plan->middle_data);
-    memory.release(plan->ctx, plan->send);
-    memory.release(plan->ctx, plan->recv);
-    memory.release(plan->ctx, plan->zero);
+    const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
+    memory->release(plan->ctx, plan->middle_data);
+    memory->release(plan->ctx, plan->send);
+    memory->release(plan->ctx, plan->recv);
+    memory->release(plan->ctx, plan->zero);
     xd_release(plan->ctx, plan);
 }
 
@@ -19951,15 +20800,15 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
-    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(plan->ctx);
-    plan->send = memory.allocate(plan->ctx, (size_t)send * size);
-    plan->recv = memory.allocate(plan->ctx, (size_t)recv * size);
-    plan->zero = memory.allocate(plan->ctx, sizeof(uint64_t));
-    if (plan->zero && memory.fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
+    plan->send = memory->allocate(plan->ctx, (size_t)send * size);
+    plan->recv = memory->allocate(plan->ctx, (size_t)recv * size);
+    plan->zero = memory->allocate(plan->ctx, sizeof(uint64_t));
+    if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            memory.allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+            memory->allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
@@ -20042,8 +20891,8 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
                                          int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
-    return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
-                                            xd_dtype_size(plan->desc.dtype));
+    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies + begin, end - begin, src, dst,
+                                             xd_dtype_size(plan->desc.dtype));
 }
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
@@ -20084,7 +20933,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
-        return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
+        return xd_ctx_kernels(plan->ctx)->copies(&launch, &copy, 1, plan->zero, dst, size);
     }
     XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));
@@ -20256,7 +21105,7 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 /* What optimizers, averages and clipping ask of parameters and of a step. */
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
-    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
+    return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
 }
 
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
@@ -20320,7 +21169,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
 /* This rank's part, a thousand arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     xd_norm_array arrays[XDI_CLIP_BATCH];
     xd_norm_args args;
     XD_TRY(xdi_clip_validate(ctx, d));
@@ -20337,10 +21186,10 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         array->dtype = xdi_train_gradient_dtype(p);
         array->replica = p->replica;
         if (args.array_count < XDI_CLIP_BATCH) continue;
-        XD_TRY(kernels.norm(&launch, &args, sum));
+        XD_TRY(kernels->norm(&launch, &args, sum));
         args.array_count = 0;
     }
-    return kernels.norm(&launch, &args, sum);
+    return kernels->norm(&launch, &args, sum);
 }
 
 /* Counts stay exact in double up to 2^53. */
@@ -20403,7 +21252,7 @@ static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool
 static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
                                     xd_gradient_norm *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
+    xd_result mine = xd_ctx_kernels(ctx)->memory.fill(&launch, &out->sum, 0, sizeof out->sum);
     if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
     if (!comm) return mine;
     XD_TRY(xd_agree(comm, mine));
@@ -20413,12 +21262,12 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_clip_args args;
     xd_norm_sum sum;
     args.sum = &sum;
-    if (kernels.device == XD_DEVICE_CPU) {
+    if (kernels->device == XD_DEVICE_CPU) {
         memset(&sum, 0, sizeof sum);
         const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
         XD_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
@@ -20434,13 +21283,13 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     args.not_finite = &out->not_finite;
     args.coefficient = &out->coefficient;
     args.status = desc->status;
-    return kernels.clip(&launch, &args);
+    return kernels->clip(&launch, &args);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -20453,7 +21302,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XD_TRY(kernels.scale(&launch, &args));
+        XD_TRY(kernels->scale(&launch, &args));
     }
     return XD_OK;
 }
@@ -20720,15 +21569,15 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
+    return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
 }
 
 /* Fills the block that the object stands at the head of. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
                                int64_t count, size_t host_bytes, size_t device_bytes) {
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     xd_arena arena = xd_arena_over(ema, host_bytes);
-    void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
+    void *shadows = device_bytes ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
     xd_arena device = xd_arena_over(shadows, device_bytes);
     ema->ctx = ctx;
     if (device_bytes && !shadows)
@@ -20743,7 +21592,7 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->param_count = count;
     ema->initialized = d->init_from_current;
     XD_TRY(xdi_ema_index(ema));
-    if (kernels.list_create) XD_TRY(kernels.list_create(ctx, count, &ema->list));
+    if (kernels->list_create) XD_TRY(kernels->list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -20771,8 +21620,8 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 
 XD_API void xd_ema_destroy(xd_ema *ema) {
     if (!ema) return;
-    if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
-    if (ema->list) xd_ctx_kernels(ema->ctx).optimizer.list_destroy(ema->list);
+    if (ema->device_memory) xd_ctx_kernels(ema->ctx)->memory.release(ema->ctx, ema->device_memory);
+    if (ema->list) xd_ctx_kernels(ema->ctx)->optimizer.list_destroy(ema->list);
     xd_release(ema->ctx, ema);
 }
 
@@ -20803,7 +21652,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false, status);
 }
 
@@ -20958,7 +21807,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
+        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -21156,7 +22005,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
 /* Masters take the present values. */
 static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_kernels kernels = xd_ctx_kernels(o->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
     for (int64_t i = 0; i < o->desc.param_count; i++) {
         const xd_param *p = &o->desc.params[i];
         xd_cast_array cast;
@@ -21165,7 +22014,7 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
         cast.source = p->value;
         cast.source_dtype = p->dtype;
         cast.count = p->count;
-        if (cast.target) XD_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+        if (cast.target) XD_TRY(kernels->optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -21173,22 +22022,22 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
 /* The state on a device: all zero. */
 static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
-    o->device_memory = memory.allocate(o->ctx, bytes);
+    const xd_device_ops *memory = &xd_ctx_kernels(o->ctx)->memory;
+    o->device_memory = memory->allocate(o->ctx, bytes);
     XD_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
                "no room for the state of %lld parameters: %zu bytes of the device",
                (long long)o->desc.param_count, bytes);
-    return memory.fill(&launch, o->device_memory, 0, bytes);
+    return memory->fill(&launch, o->device_memory, 0, bytes);
 }
 
 static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
     xd_arena arena = xd_arena_over(o, host_bytes);
     if (device_bytes) XD_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(o->ctx)->optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
-    if (kernels.list_create) XD_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
+    if (kernels->list_create) XD_TRY(kernels->list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -21216,8 +22065,8 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
 XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
     if (!optimizer) return;
     if (optimizer->device_memory)
-        xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
-    if (optimizer->list) xd_ctx_kernels(optimizer->ctx).optimizer.list_destroy(optimizer->list);
+        xd_ctx_kernels(optimizer->ctx)->memory.release(optimizer->ctx, optimizer->device_memory);
+    if (optimizer->list) xd_ctx_kernels(optimizer->ctx)->optimizer.list_destroy(optimizer->list);
     xd_release(optimizer->ctx, optimizer);
 }
 
@@ -21315,7 +22164,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_status *status = desc ? desc->status : NULL;
     const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_ema *ema = desc ? desc->ema : NULL;
     if (xdi_train_refused(optimizer->ctx, status)) {
         if (skipped) *skipped = true;
@@ -21325,7 +22174,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     if (ema) XD_TRY(xdi_ema_unchanged(ema));
     const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
+    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
     if (!ema) return XD_OK;
     return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
@@ -28232,7 +29081,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
     xdi_reduction reduction;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_loss_args args;    /* of the rows at hand */
     double *row_scale;    /* [all rows] */
     xd_loss_row *rows;    /* [all rows] */
@@ -28266,8 +29115,8 @@ struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    xd_device_ops memory; /* that device_offsets are from */
-    int64_t *offsets;     /* [ranks + 1] */
+    const xd_device_ops *memory; /* that device_offsets are from */
+    int64_t *offsets;            /* [ranks + 1] */
     int64_t *device_offsets;
 };
 
@@ -28308,10 +29157,10 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
     vocab->rank = vocab->tp ? xd_comm_rank(tp) : 0;
     vocab->ranks = vocab->tp ? xd_comm_size(tp) : 1;
-    vocab->memory = xd_ctx_kernels(ctx).memory;
+    vocab->memory = &xd_ctx_kernels(ctx)->memory;
     vocab->offsets = (int64_t *)xd_allocate(ctx, (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets);
     vocab->device_offsets =
-        (int64_t *)vocab->memory.allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
+        (int64_t *)vocab->memory->allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
     if (vocab->offsets && vocab->device_offsets) return vocab;
     xd_vocab_destroy(vocab);
     return NULL;
@@ -28322,7 +29171,7 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XD_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XD_TRY(vocab->memory->copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
     XD_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
@@ -28335,8 +29184,8 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     XD_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    XD_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
-    return vocab->memory.synchronize(&launch);
+    XD_TRY(vocab->memory->copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    return vocab->memory->synchronize(&launch);
 }
 
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
@@ -28365,7 +29214,7 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
     if (!vocab) return;
-    vocab->memory.release(vocab->ctx, vocab->device_offsets);
+    vocab->memory->release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);
 }
@@ -28455,10 +29304,10 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 /* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
 static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                      int64_t batch_count, int64_t *part) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
-    XD_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels.rows.count(&launch, &batches[b], part));
+    XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels->rows.count(&launch, &batches[b], part));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return XD_OK;
@@ -28466,16 +29315,16 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t words[XD_COUNT_WORDS];
-    const bool host = kernels.device == XD_DEVICE_CPU;
+    const bool host = kernels->device == XD_DEVICE_CPU;
     int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
     XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
     XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                "%lld weights of positions are negative, not finite or too large (or counts negative)",
                (long long)words[XD_COUNT_REFUSED]);
-    return kernels.rows.denominator(&launch, part, out);
+    return kernels->rows.denominator(&launch, part, out);
 }
 
 /* >>loss/shift.c */
@@ -28585,7 +29434,7 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 
 /* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
 typedef struct xdi_softmax_exchange {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
     double *everyones;
@@ -28647,9 +29496,9 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
     xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
-    if (result == XD_OK) result = x.kernels.softmax.stats(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.merge(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.merge(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     return result;
 }
@@ -28671,7 +29520,7 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
 
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
@@ -28679,7 +29528,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.out = out;
-    const xd_result result = kernels.softmax.write(&launch, &args);
+    const xd_result result = kernels->softmax.write(&launch, &args);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -28694,9 +29543,9 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
     x.args.out = gradient;
-    if (result == XD_OK) result = x.kernels.softmax.row_sums(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.row_sums(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.write_backward(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     xdi_call_memory_done(ctx, lse);
     return result;
@@ -28713,9 +29562,9 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     x.args.ids_count = n;
     x.args.ids_stride = stride;
     x.args.values = values;
-    if (result == XD_OK) result = x.kernels.softmax.pick(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.pick(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.take(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.take(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     return result;
 }
@@ -28723,7 +29572,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
                                    int64_t n, int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
-    const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
+    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
@@ -28744,7 +29593,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                               double temperature, const int64_t *ids, const float *weight,
                                               xd_rows gradient) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
@@ -28754,7 +29603,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     args.ids = ids;
     args.weight = weight;
     args.out = gradient;
-    const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
+    const xd_result result = kernels->softmax.write_target_backward(&launch, &args);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -28770,7 +29619,7 @@ static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *po
 static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                       const xd_positions *positions, xd_comm *comm, void *memory,
                                       double *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denominator *counted = (xd_denominator *)memory, *hit = counted + 1;
     int64_t *argmax = (int64_t *)(void *)(hit + 1);
@@ -28779,10 +29628,10 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     right.mask = hits;
     xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
     XD_TRY(xdi_vocab_agree(NULL, comm, result));
-    XD_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XD_TRY(kernels->softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
     XD_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
     XD_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
-    return kernels.rows.ratio(&launch, hit, counted, out);
+    return kernels->rows.ratio(&launch, hit, counted, out);
 }
 
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
@@ -28827,7 +29676,7 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                "denominator %g must be finite and not negative", in->denominator_value);
-    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
@@ -28850,7 +29699,7 @@ static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *
 
 XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
                                          int64_t *words, xd_row_args *args) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t *extra = words + XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1);
     memset(args, 0, sizeof *args);
@@ -28868,27 +29717,27 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
     args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
     if (!in->denominator && in->denominator_value == 0.0) {
         xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
-        XD_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        XD_TRY(xdi_reduction_count(in, kernels, &launch, extra + XDI_REDUCTION_PART, own));
         args->denominator = own;
     }
-    return kernels.rows.scales(&launch, args);
+    return kernels->rows.scales(&launch, args);
 }
 
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    const bool host = kernels.device == XD_DEVICE_CPU;
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const bool host = kernels->device == XD_DEVICE_CPU;
     xd_launch launch = xd_ctx_launch(ctx);
     xd_loss_values values;
     xd_status found;
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
     args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
-    XD_TRY(kernels.rows.sum(&launch, args));
+    XD_TRY(kernels->rows.sum(&launch, args));
     if (args->ranks > 1)
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
                                          XD_RECORD_WORDS, XD_DTYPE_I64));
-    XD_TRY(kernels.rows.finish(&launch, args));
+    XD_TRY(kernels->rows.finish(&launch, args));
     if (!in->status) XD_TRY(xd_status_check(ctx, &found));
     if (host) *out = values;
     return XD_OK;
@@ -29059,8 +29908,8 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
-    XD_TRY(plan->kernels.loss.merge_references(launch, a));
-    XD_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels->loss.merge_references(launch, a));
+    XD_TRY(plan->kernels->loss.stats(launch, a));
     return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
                             rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
 }
@@ -29068,32 +29917,32 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
 static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
-    XD_TRY(plan->kernels.loss.mixture(launch, a));
+    XD_TRY(plan->kernels->loss.mixture(launch, a));
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
-    return plan->kernels.loss.mixture_combine(launch, a);
+    return plan->kernels->loss.mixture_combine(launch, a);
 }
 
 /* Logits to partials of this shard and, by the exchange, of all. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    if (!a->fixed && plan->kernels.loss.fused) {
-        XD_TRY(plan->kernels.loss.fused(launch, a));
+    if (!a->fixed && plan->kernels->loss.fused) {
+        XD_TRY(plan->kernels->loss.fused(launch, a));
         return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
-    XD_TRY(plan->kernels.loss.references(launch, a));
+    XD_TRY(plan->kernels->loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
-    XD_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels->loss.stats(launch, a));
     return xdi_loss_gather(plan);
 }
 
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     XD_TRY(xdi_loss_partials(launch, plan));
-    if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
-    XD_TRY(plan->kernels.loss.combine(launch, a));
+    if (!a->fixed && a->shards == 1 && plan->kernels->loss.fused) return XD_OK;
+    XD_TRY(plan->kernels->loss.combine(launch, a));
     if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
-    return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
+    return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -29110,7 +29959,7 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -29146,7 +29995,7 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
         rows.row_loss = desc->common.row_loss;
         result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
     }
-    xd_ctx_kernels(ctx).memory.release(ctx, owned);
+    xd_ctx_kernels(ctx)->memory.release(ctx, owned);
     return result;
 }
 
@@ -29229,7 +30078,7 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
 static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
                "the gradient of hidden in INVARIANT mode is not built for a GPU");
     XD_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
@@ -29321,7 +30170,7 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
+        memory = *owned = p->loss.kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -29364,7 +30213,7 @@ static xd_matrix xdi_head_ones(const xdi_head_plan *p, int64_t rows) {
 static xd_result xdi_head_multiply(const xd_launch *launch, const xdi_head_plan *p, xd_matrix a, xd_matrix b,
                                    float *out, bool accumulate) {
     const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16 };
-    return p->loss.kernels.matmul(launch, &args);
+    return p->loss.kernels->matmul(launch, &args);
 }
 
 /* logits = hidden weight^T + bias for some rows. */
@@ -29375,7 +30224,7 @@ static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
         const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
-        XD_TRY(p->loss.kernels.matmul(launch, &args));
+        XD_TRY(p->loss.kernels->matmul(launch, &args));
     }
     return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
 }
@@ -29430,7 +30279,7 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
-    return p->loss.kernels.optimizer.cast(launch, &cast, 1);
+    return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
 
 static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -29440,7 +30289,7 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
         XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
     if (p->d->bias_gradient) {
         const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XD_TRY(p->loss.kernels.matmul(launch, &sum));
+        XD_TRY(p->loss.kernels->matmul(launch, &sum));
     }
     return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
 }
@@ -29477,7 +30326,7 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     launch.workspace = p->product;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
     XD_TRY(
-        p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
+        p->loss.kernels->memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
     if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
     XD_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
     for (int64_t row = 0; row < p->rows; row += p->chunk)
@@ -29496,7 +30345,7 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
                              desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
     xd_leaf_stack_destroy(plan.leaves);
-    if (owned) plan.loss.kernels.memory.release(ctx, owned);
+    if (owned) plan.loss.kernels->memory.release(ctx, owned);
     return result;
 }
 
@@ -29551,7 +30400,7 @@ static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
 /* ---- cosine ---- */
 
 static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
-    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    const xd_mft_kernels *kernels = &plan->kernels->mft;
     xd_mft_args a = xdi_mft_args_of(plan);
     (void)user;
     if (a.fixed) {
@@ -29584,7 +30433,7 @@ static void xdi_mft_exchange(xd_loss_args *a) {
 
 static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
     const xd_mft_desc *desc = (const xd_mft_desc *)user;
-    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    const xd_mft_kernels *kernels = &plan->kernels->mft;
     xd_mft_args a = xdi_mft_args_of(plan);
     a.threshold = desc->threshold;
     a.terms = desc->terms;
@@ -29660,7 +30509,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.gradient = desc->gradient;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
     XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
-    xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
+    xd_result result = xd_ctx_kernels(ctx)->uld.estimate(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);
@@ -29692,7 +30541,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
 
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids) {
-    const xd_topk_kernels kernels = xd_ctx_kernels(ctx).topk;
+    const xd_topk_kernels *kernels = &xd_ctx_kernels(ctx)->topk;
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const void *all;
@@ -29704,7 +30553,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.columns = info.end - info.begin;
     a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
     a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
-    XD_TRY(kernels.select(&launch, &a));
+    XD_TRY(kernels->select(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     a.all_stride = 2 * logits->rows * k;
     XD_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
@@ -29712,7 +30561,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.shards = info.ranks;
     a.values = values;
     a.ids = ids;
-    return kernels.select_merge(&launch, &a);
+    return kernels->select_merge(&launch, &a);
 }
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
@@ -29730,21 +30579,21 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                   const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
                                   double *values, int64_t *ids) {
-    const xd_row_kernels kernels = xd_ctx_kernels(ctx).rows;
+    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
     const xd_launch launch = xd_ctx_launch(ctx);
     float *row = (float *)maxima.data;
-    XD_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
+    XD_TRY(kernels->column_maxima(&launch, logits, mask, maxima.cols, row));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
-    return kernels.sort_ids(&launch, ids, k);
+    return kernels->sort_ids(&launch, ids, k);
 }
 
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                        const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                        float *importance) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
     xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
@@ -29756,7 +30605,7 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_ro
     result = xdi_vocab_agree(info.tp, comm, result);
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)
-        result = memory.copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
+        result = memory->copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
     xdi_call_memory_done(ctx, maxima.data);
     xdi_call_memory_done(ctx, values);
     return result;
@@ -29774,7 +30623,8 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_ro
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
+    int threads; /* of the context: a CPU has as many rows at work */
     xd_topk_args student, teacher;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
@@ -29885,7 +30735,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels.device == XD_DEVICE_CPU ? 1 : rows; /* a GPU has all rows at work */
+    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
+                                                                  : rows; /* a GPU has all rows at work */
     const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
@@ -29940,9 +30791,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XD_TRY(plan->kernels.topk.maxima(launch, a));
+    XD_TRY(plan->kernels->topk.maxima(launch, a));
     if (a->fixed && tp) XD_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
-    return plan->kernels.topk.stats(launch, a);
+    return plan->kernels->topk.stats(launch, a);
 }
 
 /* Both sides' statistics in one exchange, then the divergence of every row. */
@@ -29955,16 +30806,16 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     XD_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XD_TRY(plan->kernels.topk.merge(launch, &plan->student));
+    XD_TRY(plan->kernels->topk.merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XD_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
+        XD_TRY(plan->kernels->topk.merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
     plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels.topk.divergence(launch, &plan->student);
+    return plan->kernels->topk.divergence(launch, &plan->student);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
@@ -29979,9 +30830,9 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     a->given_values = d->values;
     a->entry_ids = plan->ids;
     a->entry_values = plan->teacher_values;
-    XD_TRY(plan->kernels.topk.entries(&launch, a));
+    XD_TRY(plan->kernels->topk.entries(&launch, a));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->common.gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
+    if (d->common.gradient.data) XD_TRY(plan->kernels->topk.grad(&launch, a));
     rows.topk_rows = a->row;
     rows.row_loss = d->common.row_loss;
     rows.student_mass = d->student_mass;
@@ -29994,6 +30845,7 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
+    plan->threads = xd_ctx_settings(ctx)->threads;
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -30009,7 +30861,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -30034,7 +30886,7 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
     result =
         xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
-    plan.kernels.memory.release(ctx, owned);
+    plan.kernels->memory.release(ctx, owned);
     return result;
 }
 
@@ -30097,7 +30949,6 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment) {
  * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
  * Where the boundaries of both sides meet, a chunk ends. */
 
-#include <pthread.h>
 #include <string.h>
 
 typedef struct xdi_sweep_side {
@@ -30246,122 +31097,114 @@ static void xdi_sweep_run(xdi_sweep *x) {
     }
 }
 
-static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
-    XD_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
-               name, (long long)side->count);
+static bool xdi_sweep_countable(const xd_align_side *side) {
+    return side->count >= 0 && side->count < INT32_MAX;
+}
+
+/* The first token that is not as it should be, -1 without one. */
+static int64_t xdi_sweep_bad(const xd_align_side *side) {
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
-        XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
-                   "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
-                   (long long)now.end);
+        if (now.begin < 0 || now.begin > now.end) return i;
         if (i == 0) continue;
         const xd_token_span before = side->spans[i - 1];
         const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
-        XD_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
-                   "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
-                   (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
-        XD_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
-                   "%s token %lld is of document %d behind document %d", name, (long long)i,
-                   (int)side->documents[i], (int)side->documents[i - 1]);
+        if (same && (now.begin < before.begin || now.end < before.end)) return i;
+        if (!same && side->documents[i] < side->documents[i - 1]) return i;
     }
+    return -1;
+}
+
+static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
+    XD_REQUIRE(ctx, xdi_sweep_countable(side), XD_ERROR_ARGUMENT, "%s has %lld tokens", name,
+               (long long)side->count);
+    const int64_t i = xdi_sweep_bad(side);
+    if (i < 0) return XD_OK;
+    const xd_token_span now = side->spans[i];
+    XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+               "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+               (long long)now.end);
+    const xd_token_span before = side->spans[i - 1];
+    XD_REQUIRE(ctx, side->documents && side->documents[i] < side->documents[i - 1], XD_ERROR_ARGUMENT,
+               "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+               (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+    return XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%s token %lld is of document %d behind document %d", name,
+                   (long long)i, (int)side->documents[i], (int)side->documents[i - 1]);
+}
+
+/* Room for every chunk that there may be: each has a token. */
+static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out) {
+    const size_t most = (size_t)student->count + (size_t)teacher->count;
+    out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *out->chunks);
+    out->count = 0;
+    XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
     return XD_OK;
+}
+
+/* Sides that are as they should be, into a room for their chunks. */
+static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *teacher, xd_alignment *out,
+                            xd_align_report *report) {
+    xdi_sweep x;
+    memset(&x, 0, sizeof x);
+    x.side[0].in = student;
+    x.side[1].in = teacher;
+    x.out = out;
+    x.report = report;
+    memset(report, 0, sizeof *report);
+    xdi_sweep_run(&x);
 }
 
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report) {
-    xdi_sweep x;
     xd_align_report unused;
     xd_alignment made;
     XD_TRY(xdi_sweep_check(ctx, "student", student));
     XD_TRY(xdi_sweep_check(ctx, "teacher", teacher));
-    const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
-    made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
-    made.count = 0;
-    XD_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
-    memset(&x, 0, sizeof x);
-    x.side[0].in = student;
-    x.side[1].in = teacher;
-    x.out = &made;
-    x.report = report ? report : &unused;
-    memset(x.report, 0, sizeof *x.report);
-    xdi_sweep_run(&x);
+    XD_TRY(xdi_sweep_room(ctx, student, teacher, &made));
+    xdi_sweep_sides(student, teacher, &made, report ? report : &unused);
     *out = made;
     return XD_OK;
 }
 
 /* ---- a batch ---- */
 
-/* One thread's jobs: every `workers`-th one, with a context of its own for its errors. */
-typedef struct xdi_align_worker {
-    xd_ctx *ctx;
-    xd_align_job *jobs;
-    int64_t first, count, step;
-    int64_t failed; /* the job that failed, or count */
-    xd_result result;
-} xdi_align_worker;
-
-static void *xdi_align_work(void *argument) {
-    xdi_align_worker *w = (xdi_align_worker *)argument;
-    w->failed = w->count;
-    for (int64_t i = w->first; i < w->count && w->result == XD_OK; i += w->step) {
-        xd_align_job *job = &w->jobs[i];
-        w->result = xd_align_bytes(w->ctx, &job->student, &job->teacher, &job->out, &job->report);
-        if (w->result != XD_OK) w->failed = i;
-    }
-    return NULL;
-}
-
-enum { XDI_ALIGN_MOST_WORKERS = 64 };
-
-/* Starts the workers, does the first share itself, waits. A thread that cannot start leaves its share to the
- * caller. */
-static void xdi_align_start(xdi_align_worker *workers, int count) {
-    pthread_t threads[XDI_ALIGN_MOST_WORKERS];
-    bool started[XDI_ALIGN_MOST_WORKERS];
-    for (int i = 1; i < count; i++)
-        started[i] = pthread_create(&threads[i], NULL, xdi_align_work, &workers[i]) == 0;
-    xdi_align_work(&workers[0]);
-    for (int i = 1; i < count; i++) {
-        if (started[i])
-            pthread_join(threads[i], NULL);
+/* Jobs [begin, end); where a side is not as it should be, the count of chunks becomes -1. */
+static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot) {
+    xd_align_job *jobs = (xd_align_job *)argument;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        xd_align_job *job = &jobs[i];
+        if (xdi_sweep_bad(&job->student) < 0 && xdi_sweep_bad(&job->teacher) < 0)
+            xdi_sweep_sides(&job->student, &job->teacher, &job->out, &job->report);
         else
-            xdi_align_work(&workers[i]);
+            job->out.count = -1;
     }
 }
 
-/* The error of the lowest job that failed, whichever worker had it. */
-static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *workers, int count) {
-    const xdi_align_worker *worst = &workers[0];
-    for (int i = 1; i < count; i++)
-        if (workers[i].failed < worst->failed) worst = &workers[i];
-    if (worst->result == XD_OK) return XD_OK;
-    return XD_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
-                   xd_last_error(worst->ctx)->message);
+/* The error of a job, which is checked once more to have it in words. */
+static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64_t i) {
+    xd_result result = xdi_sweep_check(ctx, "student", &job->student);
+    if (result == XD_OK) result = xdi_sweep_check(ctx, "teacher", &job->teacher);
+    if (result == XD_OK) return XD_OK;
+    return XD_FAIL(ctx, result, "sequence %lld: %s", (long long)i, xd_last_error(ctx)->message);
 }
 
-XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
-    xdi_align_worker pool[XDI_ALIGN_MOST_WORKERS];
-    xd_result result = XD_OK;
-    if (workers > XDI_ALIGN_MOST_WORKERS) workers = XDI_ALIGN_MOST_WORKERS;
-    if ((int64_t)workers > count) workers = (int)count;
-    if (workers < 1) workers = 1;
-    memset(pool, 0, sizeof pool);
+static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    int64_t refused = count; /* jobs from this one on are not looked at: the first error counts */
+    for (int64_t i = 0; i < refused; i++) {
+        if (!xdi_sweep_countable(&jobs[i].student) || !xdi_sweep_countable(&jobs[i].teacher)) refused = i;
+        if (i < refused) XD_TRY(xdi_sweep_room(ctx, &jobs[i].student, &jobs[i].teacher, &jobs[i].out));
+    }
+    XD_TRY(xdi_parallel_range(ctx, refused, 1, xdi_align_jobs, jobs));
+    for (int64_t i = 0; i < refused; i++)
+        if (jobs[i].out.count < 0) return xdi_align_job_error(ctx, &jobs[i], i);
+    return refused < count ? xdi_align_job_error(ctx, &jobs[refused], refused) : XD_OK;
+}
+
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
-    for (int i = 0; i < workers; i++) {
-        xdi_align_worker *w = &pool[i];
-        w->jobs = jobs;
-        w->first = i;
-        w->count = count;
-        w->step = workers;
-        if (result == XD_OK) result = xd_ctx_create(xd_ctx_settings(ctx), &w->ctx);
-    }
-    if (result == XD_OK) {
-        xdi_align_start(pool, workers);
-        result = xdi_align_first_error(ctx, pool, workers);
-    } else {
-        result = XD_FAIL(ctx, result, "no room for %d workers", workers);
-    }
-    for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
+    const xd_result result = xdi_align_all(ctx, jobs, count);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
     return result;
 }
@@ -30984,18 +31827,38 @@ static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     return XD_OK;
 }
 
+/* What rows are made from: similarities, or embeddings and room for a row of theirs a thread. */
+typedef struct xdi_mapping_similar {
+    const float *student, *teacher; /* similarities: student [rows, columns] */
+    float *cosines;                 /* [threads, columns] */
+    int64_t columns, width;
+    double threshold;
+    xd_projection_rows *rows;
+} xdi_mapping_similar;
+
+static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
+    const int64_t k = m->rows->k;
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
+        xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
+        xdi_mapping_similar_row(m->student + r * m->columns, m->columns, m->threshold, &best);
+    }
+}
+
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
                                                       int64_t columns, int64_t k, double threshold,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
+    xdi_mapping_similar m = { similarities, NULL, NULL, columns, 0, threshold, &made };
     XD_TRY(xdi_mapping_check_columns(ctx, columns));
     XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
-    for (int64_t r = 0; r < rows; r++) {
-        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
-        xdi_mapping_similar_row(similarities + r * columns, columns, threshold, &best);
-    }
-    *out = made;
-    return XD_OK;
+    const xd_result result = xdi_parallel_range(ctx, rows, 1, xdi_mapping_similar_rows, &m);
+    if (result == XD_OK)
+        *out = made;
+    else
+        xd_projection_rows_destroy(ctx, &made);
+    return result;
 }
 
 static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
@@ -31004,28 +31867,42 @@ static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
     return sum;
 }
 
+static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
+    const int64_t k = m->rows->k;
+    float *cosines = m->cosines + slot * m->columns;
+    for (int64_t r = begin; r < end; r++) {
+        const float *row = m->student + r * m->width;
+        const double length = sqrt(xdi_mapping_dot(row, row, m->width));
+        xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
+        for (int64_t c = 0; c < m->columns; c++) {
+            const float *other = m->teacher + c * m->width;
+            const double product = length * sqrt(xdi_mapping_dot(other, other, m->width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, m->width) / product) : 0.0f;
+        }
+        xdi_mapping_similar_row(cosines, m->columns, m->threshold, &best);
+    }
+}
+
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
                                                     const float *teacher, int64_t teacher_count,
                                                     int64_t width, int64_t k, double threshold,
                                                     xd_projection_rows *out) {
+    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher_count;
     xd_projection_rows made;
+    xdi_mapping_similar m = { student, teacher, NULL, teacher_count, width, threshold, &made };
     XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
-    float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
-    XD_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
-    const xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
-    for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
-        const float *row = student + r * width;
-        const double length = sqrt(xdi_mapping_dot(row, row, width));
-        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
-        for (int64_t c = 0; c < teacher_count; c++) {
-            const float *other = teacher + c * width;
-            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
-            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
-        }
-        xdi_mapping_similar_row(cosines, teacher_count, threshold, &best);
+    m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
+    XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
+    xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
+    if (result == XD_OK) {
+        result = xdi_parallel_range(ctx, student_count, 1, xdi_mapping_embedded_rows, &m);
+        if (result == XD_OK)
+            *out = made;
+        else
+            xd_projection_rows_destroy(ctx, &made);
     }
-    xd_release(ctx, cosines);
-    if (result == XD_OK) *out = made;
+    xd_release(ctx, m.cosines);
     return result;
 }
 
@@ -31606,25 +32483,25 @@ static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *row
 }
 
 XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_xtoken_args a;
     memset(&a, 0, sizeof a);
     a.cells = cells;
     a.count = count;
     a.out = out;
-    if (kernels.device != XD_DEVICE_CPU) return kernels.xtoken.settle(&launch, &a);
+    if (kernels->device != XD_DEVICE_CPU) return kernels->xtoken.settle(&launch, &a);
     xdi_cells_settle(cells, count);
-    return kernels.memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
+    return kernels->memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
 }
 
 /* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
 static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
-    XD_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
-    XD_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    XD_TRY(kernels->memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XD_TRY(kernels->xtoken.chunk_sums(&launch, a));
     if (!comm || xd_comm_size(comm) == 1) return XD_OK;
     return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
 }
@@ -31661,7 +32538,7 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
     a.out = averages;
     XD_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
                (long long)chunks, (long long)n);
-    return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
+    return xd_ctx_kernels(ctx)->xtoken.chunk_averages(&launch, &a);
 }
 
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
@@ -31672,7 +32549,7 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     a.weight = weight;
     XD_TRY(xdi_chunks_check(ctx, map));
     XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
-    return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
+    return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
 XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
@@ -31692,20 +32569,20 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 /* ---- on a device ---- */
 
 XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    return kernels.device == XD_DEVICE_CPU || kernels.memory.owns(ctx, m->row_begin);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    return kernels->device == XD_DEVICE_CPU || kernels->memory.owns(ctx, m->row_begin);
 }
 
 /* One block, both begins first, so that every array is aligned. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_projection *m = projection;
     const size_t begins = (size_t)(m->student_size + m->teacher_size + 2) * sizeof(int64_t);
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU || !memory->owns(ctx, m->row_begin),
                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
                (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
@@ -31714,15 +32591,15 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
                               entries,
                               entries,
                               entries };
-    unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
+    unsigned char *block = (unsigned char *)memory->allocate(ctx, begins + 4 * entries), *at = block;
     XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
                (long long)m->entries);
     xd_result result = XD_OK;
     for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
-        result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
-    if (result == XD_OK) result = memory.synchronize(&launch);
+        result = memory->copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
+    if (result == XD_OK) result = memory->synchronize(&launch);
     if (result != XD_OK) {
-        memory.release(ctx, block);
+        memory->release(ctx, block);
         return result;
     }
     *out = *m;
@@ -31736,7 +32613,7 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
 }
 
 XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
-    xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
+    xd_ctx_kernels(ctx)->memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
 
@@ -31745,7 +32622,7 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
 /* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
 typedef struct xdi_project_call {
     xd_ctx *ctx;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_vocab_info vocab;
     xd_projection m, copied;
@@ -31764,7 +32641,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
     XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
                "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
     if (!columns ||
-        (xd_ctx_kernels(ctx).device != XD_DEVICE_CPU && xd_ctx_kernels(ctx).memory.owns(ctx, columns)))
+        (xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU && xd_ctx_kernels(ctx)->memory.owns(ctx, columns)))
         return XD_OK;
     for (int64_t j = 0; j < k; j++)
         XD_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
@@ -31778,7 +32655,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
 
 /* Brings to the device what is not there. */
 static xd_result xdi_project_bring(xdi_project_call *p) {
-    const xd_device_ops *memory = &p->kernels.memory;
+    const xd_device_ops *memory = &p->kernels->memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
     if (!xdi_projection_is_near(p->ctx, &p->m)) {
         XD_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
@@ -31804,7 +32681,7 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
     p->m = *projection;
     p->columns = columns;
     p->k = k;
-    p->on_device = p->kernels.device != XD_DEVICE_CPU;
+    p->on_device = p->kernels->device != XD_DEVICE_CPU;
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
     XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
@@ -31815,7 +32692,7 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
 
 static void xdi_project_close(xdi_project_call *p) {
     xdi_call_memory_done(p->ctx, p->cells);
-    p->kernels.memory.release(p->ctx, p->copied_columns);
+    p->kernels->memory.release(p->ctx, p->copied_columns);
     xd_projection_unload(p->ctx, &p->copied);
 }
 
@@ -31866,7 +32743,7 @@ static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a;
-    XD_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
     for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
     if (!p->on_device) return XD_OK;
     memset(&a, 0, sizeof a);
@@ -31882,7 +32759,7 @@ static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *prob
     a.matrix.column_begin = p->m.column_begin;
     a.matrix.column_student = p->m.student_id;
     a.matrix.column_weight = p->m.column_weight;
-    return p->kernels.xtoken.project(&p->launch, &a);
+    return p->kernels->xtoken.project(&p->launch, &a);
 }
 
 /* In INVARIANT mode, tile after tile of rows. */
@@ -31971,7 +32848,7 @@ static xd_result xdi_project_there_backward(const xdi_project_call *p, const dou
     a.matrix.slot = p->m.teacher_id;
     a.matrix.weight = p->m.weight;
     a.matrix.sorted = p->columns;
-    return p->kernels.xtoken.gradient(&p->launch, &a);
+    return p->kernels->xtoken.gradient(&p->launch, &a);
 }
 
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
@@ -32904,7 +33781,7 @@ static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
 
 static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                 xd_teacher_cache_writer **out) {
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
                "teacher caches are written from logits on the CPU only");
     XD_TRY(xdi_cache_validate(ctx, path, d));
     const size_t length = strlen(path) + 1;
@@ -33258,7 +34135,7 @@ enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
 struct xd_route {
     xd_ctx *ctx;
     xd_comm *comm; /* ranks with a side; NULL: this one has none */
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_route_desc d;
     xdi_route_plan plan;
     int needed;
@@ -33881,7 +34758,7 @@ XD_PRIVATE bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_
 }
 
 XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
-    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    const bool on_cpu = route->kernels->device == XD_DEVICE_CPU;
     size_t head, rows;
     *total = *on_device = 0;
     xdi_route_add_bytes(total, sizeof *route->left);
@@ -33983,7 +34860,7 @@ static bool xdi_route_offer_rows(xd_route *route) {
     const int me = route->plan.rank;
     const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
     if (bytes == 0) return true;
-    route->own_rows = route->kernels.memory.share_create(route->ctx, bytes, xdi_route_handle(route, me));
+    route->own_rows = route->kernels->memory.share_create(route->ctx, bytes, xdi_route_handle(route, me));
     route->rows[me] = (char *)route->own_rows;
     return route->own_rows != NULL;
 }
@@ -33992,7 +34869,7 @@ static bool xdi_route_open_rows(xd_route *route) {
     bool opened = true;
     for (int r = 0; r < route->plan.ranks; r++) {
         if (r == route->plan.rank || !xdi_route_reads(route, r)) continue;
-        route->rows[r] = (char *)route->kernels.memory.share_open(route->ctx, xdi_route_handle(route, r));
+        route->rows[r] = (char *)route->kernels->memory.share_open(route->ctx, xdi_route_handle(route, r));
         opened = opened && route->rows[r];
     }
     return opened;
@@ -34001,7 +34878,7 @@ static bool xdi_route_open_rows(xd_route *route) {
 static void xdi_route_close_rows(xd_route *route) {
     for (int r = 0; r < route->plan.ranks; r++)
         if (r != route->plan.rank && route->rows[r])
-            route->kernels.memory.share_close(route->ctx, route->rows[r]);
+            route->kernels->memory.share_close(route->ctx, route->rows[r]);
     memset((void *)route->rows, 0, (size_t)route->plan.ranks * sizeof *route->rows);
 }
 
@@ -34012,13 +34889,13 @@ static xd_result xdi_route_trade_rows(xd_route *route, bool *all) {
     if (*all) return XD_OK;
     xdi_route_close_rows(route);
     XD_TRY(xd_barrier(route->comm)); /* now all have closed them */
-    route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+    route->kernels->memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
-    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    const bool on_cpu = route->kernels->device == XD_DEVICE_CPU;
     size_t total, on_device;
     bool all = true;
     if (xdi_route_lay_rings(route, NULL, &total, &on_device) < 0) /* too large: the same on every rank */
@@ -34039,7 +34916,7 @@ XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
 /* ---- counters that a stream raises ---- */
 
 XD_PRIVATE bool xdi_route_is_late(const xd_route *route) {
-    return route->node && route->kernels.device != XD_DEVICE_CPU;
+    return route->node && route->kernels->device != XD_DEVICE_CPU;
 }
 
 static void xdi_route_count_post(void *user) {
@@ -34055,12 +34932,12 @@ static void xdi_route_count_read(void *user) {
 
 XD_PRIVATE xd_result xdi_route_post_later(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
-    return route->kernels.memory.call(&launch, xdi_route_count_post, route);
+    return route->kernels->memory.call(&launch, xdi_route_count_post, route);
 }
 
 XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
-    return route->kernels.memory.call(&launch, xdi_route_count_read, route);
+    return route->kernels->memory.call(&launch, xdi_route_count_read, route);
 }
 
 /* ---- leaving ---- */
@@ -34096,12 +34973,12 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->node) return true;
     if (xdi_route_is_late(route)) {
-        if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
+        if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);
     }
     xdi_route_say_farewell(route);
     if (route->own_rows && xdi_route_wait_closed(route))
-        route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+        route->kernels->memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     xdi_node_destroy(route->node);
     return true;
@@ -34123,8 +35000,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
     const int me = route->plan.rank;
     size_t head, rows;
     xdi_route_ring_bytes(route, me, &head, &rows); /* it fitted before */
-    if (route->kernels.device == XD_DEVICE_CPU || rows == 0) return XD_OK;
-    route->rows[me] = (char *)route->kernels.memory.allocate(route->ctx, rows);
+    if (route->kernels->device == XD_DEVICE_CPU || rows == 0) return XD_OK;
+    route->rows[me] = (char *)route->kernels->memory.allocate(route->ctx, rows);
     route->own_rows = route->rows[me];
     XD_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
                rows);
@@ -34178,7 +35055,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
     *xdi_route_link(route, route->plan.rank, 0) = (int64_t)(intptr_t)route->own_rows;
     for (int64_t i = 1; i <= slots + 1; i++) {
         if (!xdi_route_has_side(route, i <= slots ? XDI_ROUTE_TEACHER : XDI_ROUTE_STUDENT)) continue;
-        void *event = route->kernels.memory.event_create(route->ctx);
+        void *event = route->kernels->memory.event_create(route->ctx);
         XD_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
                    (long long)slots);
         *xdi_route_link(route, route->plan.rank, i) = (int64_t)(intptr_t)event;
@@ -34187,7 +35064,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
 }
 
 static xd_result xdi_route_trade_links(xd_route *route) {
-    if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
+    if (!route->shared || route->node || route->kernels->device == XD_DEVICE_CPU) return XD_OK;
     XD_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
     XD_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
                                      (int64_t)route->d.slots + 2, XD_DTYPE_I64));
@@ -34202,7 +35079,7 @@ XD_PRIVATE xd_result xdi_route_show(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
     const int64_t slot = (int64_t)(route->posted % (uint64_t)route->d.slots);
-    return route->kernels.memory.event_record(&launch, xdi_route_event(route, route->plan.rank, 1 + slot));
+    return route->kernels->memory.event_record(&launch, xdi_route_event(route, route->plan.rank, 1 + slot));
 }
 
 /* The stream goes on when the slot is complete; its counter has been seen. */
@@ -34210,14 +35087,14 @@ XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, u
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
     const int64_t slot = (int64_t)(number % (uint64_t)route->d.slots);
-    return route->kernels.memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
+    return route->kernels->memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
 }
 
 /* What this rank has launched so far is all that reads the slots it is about to release. */
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
-    return route->kernels.memory.event_record(
+    return route->kernels->memory.event_record(
         &launch, xdi_route_event(route, route->plan.rank, (int64_t)route->d.slots + 1));
 }
 
@@ -34225,14 +35102,14 @@ XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
 XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
-    return route->kernels.memory.event_wait(&launch,
-                                            xdi_route_event(route, student, (int64_t)route->d.slots + 1));
+    return route->kernels->memory.event_wait(&launch,
+                                             xdi_route_event(route, student, (int64_t)route->d.slots + 1));
 }
 
 static void xdi_route_drop_events(const xd_route *route, int rank) {
     for (int64_t i = 1; i <= (int64_t)route->d.slots + 1; i++)
         if (xdi_route_event(route, rank, i))
-            route->kernels.memory.event_destroy(xdi_route_event(route, rank, i));
+            route->kernels->memory.event_destroy(xdi_route_event(route, rank, i));
 }
 
 /* This rank posts nothing more and reads no more rings. */
@@ -34242,7 +35119,7 @@ static void xdi_route_say_goodbye(const xd_route *route) {
     if (xdi_route_has_side(route, XDI_ROUTE_TEACHER))
         __atomic_fetch_or(xdi_route_posted(route, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
     if (!xdi_route_has_side(route, XDI_ROUTE_STUDENT)) return;
-    if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return; /* it may still read */
+    if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return; /* it may still read */
     for (int r = 0; r < plan->ranks; r++)
         if (plan->halves[XDI_ROUTE_TEACHER][r].sample_count > 0)
             __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
@@ -34262,7 +35139,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
         }
         if (xdi_route_follow_reader(route, s) != XD_OK) return false;
     }
-    return route->kernels.memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
+    return route->kernels->memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
 }
 
 /* False when this rank's rows may still be read: then they are not given back. */
@@ -34320,7 +35197,7 @@ static void *xdi_route_allocate(xd_route *route, size_t bytes) {
 
 static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
     route->bytes += bytes + 1;
-    return (char *)route->kernels.memory.allocate(route->ctx, bytes + 1);
+    return (char *)route->kernels->memory.allocate(route->ctx, bytes + 1);
 }
 
 /* The window, unless every one of them is a view; and what messages are made in. */
@@ -34380,7 +35257,7 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
 }
 
 XD_PRIVATE bool xdi_route_leave(xd_route *route) {
-    const xd_device_ops *memory = &route->kernels.memory;
+    const xd_device_ops *memory = &route->kernels->memory;
     if (!xdi_route_leave_node(route)) return false;
     if (xdi_route_part(route)) memory->release(route->ctx, route->own_rows);
     xd_release(route->ctx, route->counts);
@@ -34535,7 +35412,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XD_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
-    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
+    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx)->device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
@@ -34629,7 +35506,7 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
         const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -34649,7 +35526,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xd_rows from =
             xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
@@ -34788,11 +35665,12 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
                (long long)columns);
     XD_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
                "chosen columns without their ids");
-    XD_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+    XD_REQUIRE(route->ctx, !rows->data || route->kernels->memory.owns(route->ctx, rows->data),
                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
                rows->data);
     XD_REQUIRE(route->ctx,
-               !ids || route->kernels.device == XD_DEVICE_CPU || !route->kernels.memory.owns(route->ctx, ids),
+               !ids || route->kernels->device == XD_DEVICE_CPU ||
+                   !route->kernels->memory.owns(route->ctx, ids),
                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
@@ -34804,7 +35682,7 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     int64_t *slot_ids = NULL;
     XD_TRY(xd_route_slot(route, &slot, &slot_ids));
     if (!rows.stride) rows.stride = rows.cols;
-    XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
+    XD_TRY(xdi_route_copy(route->ctx, route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -34828,7 +35706,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XD_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
@@ -34898,7 +35776,7 @@ XD_API xd_result xd_route_release(xd_route *route) {
 
 /* What one call holds, in memory of the device. */
 typedef struct xdi_columns {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     const xd_vocab *vocab;
     const uint8_t *mask;
     xd_comm *comm;
@@ -34946,7 +35824,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.ids = ids;
     a.ids_count = c->k;
     a.parts = c->picked;
-    XD_TRY(c->kernels.softmax.pick(&launch, &a));
+    XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
 }
@@ -34963,7 +35841,7 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     from.dtype = XD_DTYPE_F64;
     from.rows = c->held;
     from.cols = from.stride = c->k;
-    return xdi_route_copy(ctx, &c->kernels, &from, &to);
+    return xdi_route_copy(ctx, c->kernels, &from, &to);
 }
 
 XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
@@ -35094,7 +35972,7 @@ typedef struct xdi_xtoken_lists {
 /* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
  * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
 typedef struct xdi_xtoken_device {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     unsigned char *here, *there;
     size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
     xdi_xtoken_lists *lists;        /* [teacher_count] */
@@ -35909,8 +36787,8 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     x->d = *d;
     x->launch = xd_ctx_launch(ctx);
     x->device.kernels = xd_ctx_kernels(ctx);
-    x->kernels = x->device.kernels.xtoken;
-    x->on_device = x->device.kernels.device != XD_DEVICE_CPU;
+    x->kernels = x->device.kernels->xtoken;
+    x->on_device = x->device.kernels->device != XD_DEVICE_CPU;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
@@ -35947,7 +36825,7 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
     if (!memory) {
         bytes = plan.peak;
         if (x->on_device)
-            memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
+            memory = x->device.memory = x->device.kernels->memory.allocate(x->ctx, bytes);
         else
             memory = x->memory = xd_allocate(x->ctx, bytes);
         XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
@@ -36549,7 +37427,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
 
 /* Behind a failure the device may still read what was launched. */
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
-    const xd_device_ops memory = x->device.kernels.memory;
+    const xd_device_ops memory = x->device.kernels->memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
     for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
         xd_projection_unload(x->ctx, &x->device.lists[i].copied);
@@ -36560,7 +37438,7 @@ XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
 
 static xd_result xdi_staged_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                  xd_copy_kind kind) {
-    return x->device.kernels.memory.copy(&x->launch, to, from, bytes, kind);
+    return x->device.kernels->memory.copy(&x->launch, to, from, bytes, kind);
 }
 
 /* ---- statistics of rows ---- */
@@ -36586,7 +37464,7 @@ static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) 
     a.temperature = temperature;
     a.row_lse = lse;
     a.cells = x->student;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
     return x->kernels.row_logs(&x->launch, &a);
@@ -36722,7 +37600,7 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
 
 XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l, int64_t size, int64_t b) {
-    const xd_kernels *kernels = &x->device.kernels;
+    const xd_kernels *kernels = x->device.kernels;
     const xd_rows *y = &term->teacher->logits;
     const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
     xd_rows rows = *y;
@@ -36814,7 +37692,7 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     const int64_t count = w->student.place_count * w->student.k;
     const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
                                   (const char *)x->student);
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, x->student, 0, bytes));
     XD_TRY(x->kernels.project(&x->launch, &w->student));
     XD_TRY(x->kernels.target(&x->launch, &w->teacher));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
@@ -36918,7 +37796,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
     XD_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
-    XD_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
+    XD_TRY(v->kernels->memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {
@@ -36995,7 +37873,7 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
     a.slope = x->u;
     a.best = x->tails;
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, g->sums, 0, 2 * cell));
     return x->kernels.pair(&x->launch, &a);
 }
 
@@ -37174,7 +38052,7 @@ static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoke
 }
 
 XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l) {
-    x->device.kernels.memory.release(x->ctx, l->cached.there);
+    x->device.kernels->memory.release(x->ctx, l->cached.there);
     xd_release(x->ctx, l->cached.here);
     memset(&l->cached, 0, sizeof l->cached);
 }
@@ -37221,7 +38099,7 @@ static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_te
 
 XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
                                                    xdi_xtoken_lists *l) {
-    const xd_device_ops memory = x->device.kernels.memory;
+    const xd_device_ops memory = x->device.kernels->memory;
     xdi_staged_cached *h = &l->cached;
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
@@ -37287,7 +38165,7 @@ static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_ca
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
     XD_TRY(x->kernels.list_project(&x->launch, &s));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
     XD_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
@@ -37304,7 +38182,7 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a = *tile;
     a.cells = x->student;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
     XD_TRY(x->kernels.list_delta(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;
@@ -38468,7 +39346,7 @@ typedef struct xdi_uld_work {
 
 typedef struct xdi_uld {
     xd_ctx *ctx;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_uld_desc d;
     const xd_uld_side *side[XD_ULD_SIDES];
@@ -38555,7 +39433,7 @@ static int64_t xdi_uld_tile_of(const xdi_uld *x) {
     const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
     const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
     const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
-    if (x->kernels.device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    if (x->kernels->device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
     return tile < x->chunks ? tile : x->chunks;
 }
 
@@ -38571,7 +39449,7 @@ static bool xdi_uld_layout_work(xdi_uld *x, xd_arena *arena) {
         w->spare[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->spare[i], &fits);
     }
     w->slope = (float *)xdi_arena_array(arena, x->tile * slope, sizeof *w->slope, &fits);
-    if (x->kernels.device != XD_DEVICE_CPU)
+    if (x->kernels->device != XD_DEVICE_CPU)
         w->scratch =
             (unsigned char *)xdi_arena_array(arena, x->tile, XD_ULD_SCRATCH(xdi_uld_longest(x)), &fits);
     return fits;
@@ -38629,7 +39507,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
             (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
         s.logits.rows = end - begin;
         s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
-        XD_TRY(x->kernels.softmax.stats(&x->launch, &s));
+        XD_TRY(x->kernels->softmax.stats(&x->launch, &s));
     }
     return XD_OK;
 }
@@ -38642,14 +39520,14 @@ static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share)
         last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
     for (int i = 0; i < XD_ULD_SIDES; i++) XD_TRY(xdi_uld_stats(x, i, first, a.count));
     if (a.count > 0) {
-        XD_TRY(x->kernels.uld.merge(&x->launch, &a));
-        XD_TRY(x->kernels.uld.sort(&x->launch, &a));
-        XD_TRY(x->kernels.uld.compare(&x->launch, &a));
+        XD_TRY(x->kernels->uld.merge(&x->launch, &a));
+        XD_TRY(x->kernels->uld.sort(&x->launch, &a));
+        XD_TRY(x->kernels->uld.compare(&x->launch, &a));
     }
     a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
     a.rows = end - a.row;
     a.share = share;
-    return a.slope ? x->kernels.uld.gradient(&x->launch, &a) : XD_OK;
+    return a.slope ? x->kernels->uld.gradient(&x->launch, &a) : XD_OK;
 }
 
 static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *out) {
@@ -38675,7 +39553,7 @@ static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *o
 }
 
 static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
-    const xd_device_ops *memory = &x->kernels.memory;
+    const xd_device_ops *memory = &x->kernels->memory;
     const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
     int64_t first = 0;
     XD_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
@@ -38690,7 +39568,7 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
 /* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
  * the host's. */
 static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
-    const bool near = x->kernels.device == XD_DEVICE_CPU;
+    const bool near = x->kernels->device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld_fill_lists(x);
     x->tile = xdi_uld_tile_of(x);
@@ -38704,7 +39582,7 @@ static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out
     if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
     xdi_uld_layout_work(x, &arena);
     const xd_result result = xdi_uld_run(x, bytes, out);
-    if (result != XD_OK && !near) x->kernels.memory.synchronize(&x->launch);
+    if (result != XD_OK && !near) x->kernels->memory.synchronize(&x->launch);
     xdi_call_memory_done(x->ctx, work);
     return result;
 }
@@ -39600,7 +40478,7 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     a.denominator = denominator;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
     XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
-    xd_result result = xd_ctx_kernels(ctx).uld.jsd(&launch, &a);
+    xd_result result = xd_ctx_kernels(ctx)->uld.jsd(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);
@@ -39799,13 +40677,13 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
     if (piece->positions == 0 || piece->columns == 0) return XD_OK;
     const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
     const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
-    return xdi_route_copy(ctx, &kernels, &from, &to);
+    return xdi_route_copy(ctx, kernels, &from, &to);
 }
 
 #endif
@@ -41218,4 +42096,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3ec16a49ee7c76aefeb2a0d4981ac1ab8d53730ffb63b0efe617882090077498 */
+/* xdistill sha256 91b35fde5acbaf6a6cc40afb7f8aebaf24d0089e809513d6ba7f566553fae0db */

@@ -8027,7 +8027,7 @@ static void xdi_cuda_free(xd_cuda *cuda) {
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
     const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
     XD_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
@@ -8059,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 1ed6b8e0d9017a88b6c4a5bc15e9c98607fe64b05afde236a6a2a74bd718582d */
+/* xdistill sha256 a0360799be1b4a5bc04c4bedcf33e56d28e040e9529bfbe3399297a696afe427 */

@@ -21,8 +21,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_mpi.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 1
-#    error "xdistill_mpi.h belongs to xdistill.h version 0.1: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
+#    error "xdistill_mpi.h belongs to xdistill.h version 0.2: take both from one release"
 #endif
 
 /* The C++ bindings of old are not needed, and not clean. */

@@ -22,8 +22,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_nccl.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 1
-#    error "xdistill_nccl.h belongs to xdistill.h version 0.1: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
+#    error "xdistill_nccl.h belongs to xdistill.h version 0.2: take both from one release"
 #endif
 
 #include <cuda_runtime.h>
@@ -434,7 +434,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
                                  int64_t stride, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size;
-    const xd_reduce_kernels reduce = xd_ctx_kernels(t->base.ctx).reduce;
+    const xd_reduce_kernels *reduce = &xd_ctx_kernels(t->base.ctx)->reduce;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
     int64_t longest = 0;
     launch.stream = stream;
@@ -447,8 +447,8 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
         char *to = (char *)out + (size_t)at * size;
         const xd_result result =
             c->leaves.total
-                ? reduce.leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
-                : reduce.pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
+                ? reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
+                : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
         XD_TRY(xdi_nccl_lost(t, result));
     }
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
@@ -606,17 +606,17 @@ static void xdi_nccl_extents(const xdi_nccl *t, const xd_collective *c, int64_t 
 }
 
 static bool xdi_nccl_on_host(const xdi_nccl *t, const void *memory, int64_t elements) {
-    return memory && elements > 0 && !xd_ctx_kernels(t->base.ctx).memory.owns(t->base.ctx, memory);
+    return memory && elements > 0 && !xd_ctx_kernels(t->base.ctx)->memory.owns(t->base.ctx, memory);
 }
 
 /* Makes the mirror at least so large. Nothing uses it between calls. */
 static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     xdi_nccl_world *world = t->world;
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     if (bytes <= world->mirror_bytes) return XD_OK;
-    memory.release(t->base.ctx, world->mirror);
+    memory->release(t->base.ctx, world->mirror);
     world->mirror_bytes = 0;
-    world->mirror = (char *)memory.allocate(t->base.ctx, bytes);
+    world->mirror = (char *)memory->allocate(t->base.ctx, bytes);
     if (!world->mirror)
         return xdi_nccl_lost(t,
                              XD_FAIL(t->base.ctx, XD_ERROR_MEMORY,
@@ -785,12 +785,12 @@ static void xdi_nccl_close(xdi_nccl *t) {
 }
 
 static void xdi_nccl_release_world(xdi_nccl_world *world) {
-    const xd_device_ops memory = xd_ctx_kernels(world->ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (world->groups || world->is_held) return;
     if (world->stream) cudaStreamDestroy(world->stream);
     if (world->spare) cudaEventDestroy(world->spare);
-    memory.release(world->ctx, world->mirror);
-    memory.release(world->ctx, world->staging);
+    memory->release(world->ctx, world->mirror);
+    memory->release(world->ctx, world->staging);
     xd_release(world->ctx, world);
 }
 
@@ -804,7 +804,7 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xdi_nccl_release_world(t->world);
     if (t->last) cudaEventDestroy(t->last);
     if (t->records) cudaFreeHost(t->records);
-    xd_ctx_kernels(ctx).memory.release(ctx, t->arrived);
+    xd_ctx_kernels(ctx)->memory.release(ctx, t->arrived);
     xd_release(ctx, (void *)t->pieces);
     xd_release(ctx, t->leaves);
     xd_release(ctx, t->counts);
@@ -837,7 +837,7 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
-    t->arrived = (xd_control *)xd_ctx_kernels(ctx).memory.allocate(ctx, n * sizeof *t->arrived);
+    t->arrived = (xd_control *)xd_ctx_kernels(ctx)->memory.allocate(ctx, n * sizeof *t->arrived);
     cudaError_t code = cudaEventCreateWithFlags(&t->last, cudaEventDisableTiming);
     if (code == cudaSuccess) code = cudaMallocHost(&records, n * sizeof *t->records);
     t->records = (xd_control *)records;
@@ -982,11 +982,11 @@ static xd_result xdi_nccl_validate(xd_ctx *ctx, const xd_nccl_desc *d) {
 
 static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     xd_ctx *ctx = world->ctx;
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     struct cudaPointerAttributes attributes;
     int device = -1;
-    world->staging = (char *)memory.allocate(ctx, world->staging_bytes);
-    world->mirror = (char *)memory.allocate(ctx, XDI_NCCL_MIRROR);
+    world->staging = (char *)memory->allocate(ctx, world->staging_bytes);
+    world->mirror = (char *)memory->allocate(ctx, XDI_NCCL_MIRROR);
     XD_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
                "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
     world->mirror_bytes = XDI_NCCL_MIRROR;

@@ -346,20 +346,24 @@ XD_TEST(a_batch_gives_the_same_chunks_on_any_number_of_workers) {
         jobs[i].teacher.count = cut((unsigned)i + 100, BYTES, spans[i][1]);
     }
     memcpy(again, jobs, sizeof jobs);
-    CHECK_EQ_INT(xd_align_batch(ctx, jobs, JOBS, 1), XD_OK);
-    CHECK_EQ_INT(xd_align_batch(ctx, again, JOBS, 3), XD_OK);
+    const xd_ctx_desc three = { .threads = 3 };
+    xd_ctx *pool = NULL;
+    CHECK_EQ_INT(xd_ctx_create(&three, &pool), XD_OK);
+    CHECK_EQ_INT(xd_align_batch(ctx, jobs, JOBS), XD_OK);
+    CHECK_EQ_INT(xd_align_batch(pool, again, JOBS), XD_OK);
     for (int i = 0; i < JOBS; i++) {
         CHECK_EQ_INT(jobs[i].out.count, again[i].out.count);
         CHECK(memcmp(jobs[i].out.chunks, again[i].out.chunks,
                      (size_t)jobs[i].out.count * sizeof *jobs[i].out.chunks) == 0);
         CHECK(jobs[i].report.lost_bytes == 0 && jobs[i].report.total_bytes == BYTES);
         xd_alignment_destroy(ctx, &jobs[i].out);
-        xd_alignment_destroy(ctx, &again[i].out);
+        xd_alignment_destroy(pool, &again[i].out);
     }
     spans[4][1][9].begin = 0;
-    CHECK_EQ_INT(xd_align_batch(ctx, jobs, JOBS, 3), XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "sequence 4: teacher token 9") != NULL);
+    CHECK_EQ_INT(xd_align_batch(pool, jobs, JOBS), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(pool)->message, "sequence 4: teacher token 9") != NULL);
     for (int i = 0; i < JOBS; i++) CHECK(jobs[i].out.chunks == NULL);
+    xd_ctx_destroy(pool);
     xd_ctx_destroy(ctx);
 }
 

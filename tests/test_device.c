@@ -127,7 +127,7 @@ static xd_result guarded_hits(const xd_launch *launch, const int64_t *argmax, co
 }
 
 static void make_tables(void) {
-    plain = xd_kernels_cpu(XD_CPU_PLAIN);
+    xd_kernels_cpu(XD_CPU_PLAIN, &plain);
     guarded = plain;
     guarded.name = "guarded";
     guarded.device = XD_DEVICE_CUDA;
@@ -207,7 +207,7 @@ static void side_open(side *s, const xd_kernels *table, const board *from, xd_re
 }
 
 static void side_close(side *s) {
-    xd_ctx_kernels(s->ctx).memory.release(s->ctx, s->b);
+    xd_ctx_kernels(s->ctx)->memory.release(s->ctx, s->b);
     xd_vocab_destroy(s->vocab);
     xd_ctx_destroy(s->ctx);
 }
@@ -397,6 +397,25 @@ XD_TEST(a_group_of_one_copies_through_the_table) {
     CHECK(memcmp(end.argmax, start.labels, sizeof end.argmax) == 0);
     xd_comm_destroy(self);
     side_close(&s);
+}
+
+XD_TEST(a_context_has_its_table_from_its_creation_on) {
+    xd_ctx_desc desc = { 0 };
+    xd_ctx *ctx = NULL;
+    make_tables();
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    const xd_kernels *table = xd_ctx_kernels(ctx);
+    const char *best = table->name;
+    CHECK(table == xd_ctx_kernels(ctx) && table == xd_ctx_host_kernels(ctx));
+    CHECK(strcmp(best, xd_cpu_level_name(xd_ctx_settings(ctx)->cpu)) == 0);
+    xd_ctx_set_cpu(ctx, XD_CPU_PLAIN); /* as ranks that agree on a level do: the same table, of that level */
+    CHECK(table == xd_ctx_kernels(ctx));
+    CHECK(strcmp(table->name, "plain") == 0 && table->loss.stats == plain.loss.stats);
+    xd_ctx_set_kernels(ctx, &guarded);
+    CHECK(xd_ctx_kernels(ctx) == &guarded && xd_ctx_host_kernels(ctx) == table);
+    xd_ctx_set_kernels(ctx, NULL);
+    CHECK(xd_ctx_kernels(ctx) == table);
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST_MAIN()

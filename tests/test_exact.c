@@ -270,7 +270,7 @@ static void add(xd_fixed *to, const xd_fixed *from, int count) {
 }
 
 static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, int shards, sums *out) {
-    const xd_topk_kernels k = xd_ctx_kernels(ctx).topk;
+    const xd_topk_kernels *k = &xd_ctx_kernels(ctx)->topk;
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t ids[ROWS * K], order[K];
     double maxima[ROWS], values[ROWS * K];
@@ -292,7 +292,7 @@ static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, i
         xd_fixed part[ROWS * XD_TOPK_SUMS];
         a.logits = rows_of(false, offsets[a.shard], offsets[a.shard + 1]);
         a.sums = part;
-        CHECK(k.stats(&launch, &a) == XD_OK);
+        CHECK(k->stats(&launch, &a) == XD_OK);
         add(out->topk, part, ROWS * XD_TOPK_SUMS);
     }
 }
@@ -343,7 +343,7 @@ static void run(xd_cpu_level level, const int64_t *offsets, int shards, sums *ou
     memset(out, 0, sizeof *out);
     desc.cpu = level;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    const xd_loss_kernels k = xd_ctx_kernels(ctx).loss;
+    const xd_loss_kernels *k = &xd_ctx_kernels(ctx)->loss;
     const xd_launch launch = xd_ctx_launch(ctx);
     fill_args(&a, scale, labels, whole);
     a.references = out->references;
@@ -352,14 +352,14 @@ static void run(xd_cpu_level level, const int64_t *offsets, int shards, sums *ou
     a.row = out->row;
     a.student = rows_of(false, 0, p.columns);
     if (p.soft) a.teacher = rows_of(true, 0, p.columns);
-    CHECK(k.references(&launch, &a) == XD_OK);
+    CHECK(k->references(&launch, &a) == XD_OK);
     for (int mixture = 0; mixture <= (mixed ? 1 : 0); mixture++) {
         a.offsets = offsets;
-        for (a.shard = 0; a.shard < shards; a.shard++) run_shard(&k, &launch, &a, mixture == 1, out);
+        for (a.shard = 0; a.shard < shards; a.shard++) run_shard(k, &launch, &a, mixture == 1, out);
         a.shard = 0;
         a.offsets = whole;
         a.all_mixtures = out->mixtures;
-        CHECK((mixture ? k.mixture_combine(&launch, &a) : k.combine(&launch, &a)) == XD_OK);
+        CHECK((mixture ? k->mixture_combine(&launch, &a) : k->combine(&launch, &a)) == XD_OK);
     }
     run_topk(ctx, scale, offsets, shards, out);
     for (int i = 0; i < ROWS * XD_LOSS_SUMS; i++)

@@ -29,7 +29,9 @@ static xd_launch simd_launch(xd_ctx *ctx) {
 }
 
 static xd_optimizer_kernels simd_kernels(int level) {
-    return xd_kernels_cpu((xd_cpu_level)level).optimizer;
+    xd_kernels kernels;
+    xd_kernels_cpu((xd_cpu_level)level, &kernels);
+    return kernels.optimizer;
 }
 
 static uint32_t simd_random(uint64_t *state) {

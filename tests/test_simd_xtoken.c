@@ -244,7 +244,7 @@ XD_TEST(every_level_has_the_moments_of_the_plain_one) {
             CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
             const xd_launch launch = xd_ctx_launch(ctx);
             a.moments = moments[level > (int)XD_CPU_PLAIN];
-            CHECK(xd_ctx_kernels(ctx).xtoken.moments(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.moments(&launch, &a) == XD_OK);
             for (int i = 0; i < COUNT * XD_XTOKEN_MOMENTS && level > (int)XD_CPU_PLAIN; i++)
                 CHECK(same_moment(moments[1][i], moments[0][i], 4e-6));
             xd_ctx_destroy(ctx);

@@ -1,10 +1,13 @@
-"""What a result says of where it was measured: machine, system, compiler, commit and PyTorch."""
+"""What a result says of where it was measured: machine, system, compiler, commit and PyTorch, where there is one."""
 
 import datetime
 import os
 import subprocess
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
 
 
 def output_of(*command):
@@ -39,6 +42,7 @@ def describe(threads, allocator):
         "huge_pages": read_line("/sys/kernel/mm/transparent_hugepage/enabled"),
         "compiler": output_of("cc", "--version").splitlines()[0], "flags": "-O2", "os": os.uname().release,
         "commit": git("rev-parse", "HEAD"), "dirty": git("status", "--porcelain") != "unknown",
-        "torch": torch.__version__, "torch_isa": torch.backends.cpu.get_cpu_capability(), "allocator": allocator,
+        "torch": torch.__version__ if torch else "none", "allocator": allocator,
+        "torch_isa": torch.backends.cpu.get_cpu_capability() if torch else "none",
         "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

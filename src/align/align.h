@@ -63,10 +63,9 @@ typedef struct xd_align_job {
     xd_align_report report;
 } xd_align_job;
 
-/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
- * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
- * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
-XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
+/* xd_align_bytes for every job, on the threads of the context. All or nothing: on failure no job has chunks. Errors: as
+ * xd_align_bytes, of the first job that failed. */
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;

@@ -3,9 +3,8 @@
  * Where the boundaries of both sides meet, a chunk ends. */
 
 #include "align/align.h"
-#include "base/extend.h"
+#include "base/internal.h"
 
-#include <pthread.h>
 #include <string.h>
 
 typedef struct xdi_sweep_side {
@@ -154,122 +153,114 @@ static void xdi_sweep_run(xdi_sweep *x) {
     }
 }
 
-static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
-    XD_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
-               name, (long long)side->count);
+static bool xdi_sweep_countable(const xd_align_side *side) {
+    return side->count >= 0 && side->count < INT32_MAX;
+}
+
+/* The first token that is not as it should be, -1 without one. */
+static int64_t xdi_sweep_bad(const xd_align_side *side) {
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
-        XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
-                   "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
-                   (long long)now.end);
+        if (now.begin < 0 || now.begin > now.end) return i;
         if (i == 0) continue;
         const xd_token_span before = side->spans[i - 1];
         const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
-        XD_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
-                   "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
-                   (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
-        XD_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
-                   "%s token %lld is of document %d behind document %d", name, (long long)i,
-                   (int)side->documents[i], (int)side->documents[i - 1]);
+        if (same && (now.begin < before.begin || now.end < before.end)) return i;
+        if (!same && side->documents[i] < side->documents[i - 1]) return i;
     }
+    return -1;
+}
+
+static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
+    XD_REQUIRE(ctx, xdi_sweep_countable(side), XD_ERROR_ARGUMENT, "%s has %lld tokens", name,
+               (long long)side->count);
+    const int64_t i = xdi_sweep_bad(side);
+    if (i < 0) return XD_OK;
+    const xd_token_span now = side->spans[i];
+    XD_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+               "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+               (long long)now.end);
+    const xd_token_span before = side->spans[i - 1];
+    XD_REQUIRE(ctx, side->documents && side->documents[i] < side->documents[i - 1], XD_ERROR_ARGUMENT,
+               "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+               (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+    return XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%s token %lld is of document %d behind document %d", name,
+                   (long long)i, (int)side->documents[i], (int)side->documents[i - 1]);
+}
+
+/* Room for every chunk that there may be: each has a token. */
+static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out) {
+    const size_t most = (size_t)student->count + (size_t)teacher->count;
+    out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *out->chunks);
+    out->count = 0;
+    XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
     return XD_OK;
+}
+
+/* Sides that are as they should be, into a room for their chunks. */
+static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *teacher, xd_alignment *out,
+                            xd_align_report *report) {
+    xdi_sweep x;
+    memset(&x, 0, sizeof x);
+    x.side[0].in = student;
+    x.side[1].in = teacher;
+    x.out = out;
+    x.report = report;
+    memset(report, 0, sizeof *report);
+    xdi_sweep_run(&x);
 }
 
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report) {
-    xdi_sweep x;
     xd_align_report unused;
     xd_alignment made;
     XD_TRY(xdi_sweep_check(ctx, "student", student));
     XD_TRY(xdi_sweep_check(ctx, "teacher", teacher));
-    const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
-    made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
-    made.count = 0;
-    XD_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
-    memset(&x, 0, sizeof x);
-    x.side[0].in = student;
-    x.side[1].in = teacher;
-    x.out = &made;
-    x.report = report ? report : &unused;
-    memset(x.report, 0, sizeof *x.report);
-    xdi_sweep_run(&x);
+    XD_TRY(xdi_sweep_room(ctx, student, teacher, &made));
+    xdi_sweep_sides(student, teacher, &made, report ? report : &unused);
     *out = made;
     return XD_OK;
 }
 
 /* ---- a batch ---- */
 
-/* One thread's jobs: every `workers`-th one, with a context of its own for its errors. */
-typedef struct xdi_align_worker {
-    xd_ctx *ctx;
-    xd_align_job *jobs;
-    int64_t first, count, step;
-    int64_t failed; /* the job that failed, or count */
-    xd_result result;
-} xdi_align_worker;
-
-static void *xdi_align_work(void *argument) {
-    xdi_align_worker *w = (xdi_align_worker *)argument;
-    w->failed = w->count;
-    for (int64_t i = w->first; i < w->count && w->result == XD_OK; i += w->step) {
-        xd_align_job *job = &w->jobs[i];
-        w->result = xd_align_bytes(w->ctx, &job->student, &job->teacher, &job->out, &job->report);
-        if (w->result != XD_OK) w->failed = i;
-    }
-    return NULL;
-}
-
-enum { XDI_ALIGN_MOST_WORKERS = 64 };
-
-/* Starts the workers, does the first share itself, waits. A thread that cannot start leaves its share to the
- * caller. */
-static void xdi_align_start(xdi_align_worker *workers, int count) {
-    pthread_t threads[XDI_ALIGN_MOST_WORKERS];
-    bool started[XDI_ALIGN_MOST_WORKERS];
-    for (int i = 1; i < count; i++)
-        started[i] = pthread_create(&threads[i], NULL, xdi_align_work, &workers[i]) == 0;
-    xdi_align_work(&workers[0]);
-    for (int i = 1; i < count; i++) {
-        if (started[i])
-            pthread_join(threads[i], NULL);
+/* Jobs [begin, end); where a side is not as it should be, the count of chunks becomes -1. */
+static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot) {
+    xd_align_job *jobs = (xd_align_job *)argument;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        xd_align_job *job = &jobs[i];
+        if (xdi_sweep_bad(&job->student) < 0 && xdi_sweep_bad(&job->teacher) < 0)
+            xdi_sweep_sides(&job->student, &job->teacher, &job->out, &job->report);
         else
-            xdi_align_work(&workers[i]);
+            job->out.count = -1;
     }
 }
 
-/* The error of the lowest job that failed, whichever worker had it. */
-static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *workers, int count) {
-    const xdi_align_worker *worst = &workers[0];
-    for (int i = 1; i < count; i++)
-        if (workers[i].failed < worst->failed) worst = &workers[i];
-    if (worst->result == XD_OK) return XD_OK;
-    return XD_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
-                   xd_last_error(worst->ctx)->message);
+/* The error of a job, which is checked once more to have it in words. */
+static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64_t i) {
+    xd_result result = xdi_sweep_check(ctx, "student", &job->student);
+    if (result == XD_OK) result = xdi_sweep_check(ctx, "teacher", &job->teacher);
+    if (result == XD_OK) return XD_OK;
+    return XD_FAIL(ctx, result, "sequence %lld: %s", (long long)i, xd_last_error(ctx)->message);
 }
 
-XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
-    xdi_align_worker pool[XDI_ALIGN_MOST_WORKERS];
-    xd_result result = XD_OK;
-    if (workers > XDI_ALIGN_MOST_WORKERS) workers = XDI_ALIGN_MOST_WORKERS;
-    if ((int64_t)workers > count) workers = (int)count;
-    if (workers < 1) workers = 1;
-    memset(pool, 0, sizeof pool);
+static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    int64_t refused = count; /* jobs from this one on are not looked at: the first error counts */
+    for (int64_t i = 0; i < refused; i++) {
+        if (!xdi_sweep_countable(&jobs[i].student) || !xdi_sweep_countable(&jobs[i].teacher)) refused = i;
+        if (i < refused) XD_TRY(xdi_sweep_room(ctx, &jobs[i].student, &jobs[i].teacher, &jobs[i].out));
+    }
+    XD_TRY(xdi_parallel_range(ctx, refused, 1, xdi_align_jobs, jobs));
+    for (int64_t i = 0; i < refused; i++)
+        if (jobs[i].out.count < 0) return xdi_align_job_error(ctx, &jobs[i], i);
+    return refused < count ? xdi_align_job_error(ctx, &jobs[refused], refused) : XD_OK;
+}
+
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
-    for (int i = 0; i < workers; i++) {
-        xdi_align_worker *w = &pool[i];
-        w->jobs = jobs;
-        w->first = i;
-        w->count = count;
-        w->step = workers;
-        if (result == XD_OK) result = xd_ctx_create(xd_ctx_settings(ctx), &w->ctx);
-    }
-    if (result == XD_OK) {
-        xdi_align_start(pool, workers);
-        result = xdi_align_first_error(ctx, pool, workers);
-    } else {
-        result = XD_FAIL(ctx, result, "no room for %d workers", workers);
-    }
-    for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
+    const xd_result result = xdi_align_all(ctx, jobs, count);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
     return result;
 }

@@ -57,25 +57,25 @@ static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *row
 }
 
 XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_xtoken_args a;
     memset(&a, 0, sizeof a);
     a.cells = cells;
     a.count = count;
     a.out = out;
-    if (kernels.device != XD_DEVICE_CPU) return kernels.xtoken.settle(&launch, &a);
+    if (kernels->device != XD_DEVICE_CPU) return kernels->xtoken.settle(&launch, &a);
     xdi_cells_settle(cells, count);
-    return kernels.memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
+    return kernels->memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
 }
 
 /* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
 static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
-    XD_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
-    XD_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    XD_TRY(kernels->memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XD_TRY(kernels->xtoken.chunk_sums(&launch, a));
     if (!comm || xd_comm_size(comm) == 1) return XD_OK;
     return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
 }
@@ -112,7 +112,7 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
     a.out = averages;
     XD_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
                (long long)chunks, (long long)n);
-    return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
+    return xd_ctx_kernels(ctx)->xtoken.chunk_averages(&launch, &a);
 }
 
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
@@ -123,7 +123,7 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     a.weight = weight;
     XD_TRY(xdi_chunks_check(ctx, map));
     XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
-    return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
+    return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
 XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,

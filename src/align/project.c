@@ -10,20 +10,20 @@
 /* ---- on a device ---- */
 
 XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    return kernels.device == XD_DEVICE_CPU || kernels.memory.owns(ctx, m->row_begin);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    return kernels->device == XD_DEVICE_CPU || kernels->memory.owns(ctx, m->row_begin);
 }
 
 /* One block, both begins first, so that every array is aligned. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_projection *m = projection;
     const size_t begins = (size_t)(m->student_size + m->teacher_size + 2) * sizeof(int64_t);
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU || !memory->owns(ctx, m->row_begin),
                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
                (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
@@ -32,15 +32,15 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
                               entries,
                               entries,
                               entries };
-    unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
+    unsigned char *block = (unsigned char *)memory->allocate(ctx, begins + 4 * entries), *at = block;
     XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
                (long long)m->entries);
     xd_result result = XD_OK;
     for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
-        result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
-    if (result == XD_OK) result = memory.synchronize(&launch);
+        result = memory->copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
+    if (result == XD_OK) result = memory->synchronize(&launch);
     if (result != XD_OK) {
-        memory.release(ctx, block);
+        memory->release(ctx, block);
         return result;
     }
     *out = *m;
@@ -54,7 +54,7 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
 }
 
 XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
-    xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
+    xd_ctx_kernels(ctx)->memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
     memset(projection, 0, sizeof *projection);
 }
 
@@ -63,7 +63,7 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
 /* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
 typedef struct xdi_project_call {
     xd_ctx *ctx;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_vocab_info vocab;
     xd_projection m, copied;
@@ -82,7 +82,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
     XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
                "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
     if (!columns ||
-        (xd_ctx_kernels(ctx).device != XD_DEVICE_CPU && xd_ctx_kernels(ctx).memory.owns(ctx, columns)))
+        (xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU && xd_ctx_kernels(ctx)->memory.owns(ctx, columns)))
         return XD_OK;
     for (int64_t j = 0; j < k; j++)
         XD_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
@@ -96,7 +96,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
 
 /* Brings to the device what is not there. */
 static xd_result xdi_project_bring(xdi_project_call *p) {
-    const xd_device_ops *memory = &p->kernels.memory;
+    const xd_device_ops *memory = &p->kernels->memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
     if (!xdi_projection_is_near(p->ctx, &p->m)) {
         XD_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
@@ -122,7 +122,7 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
     p->m = *projection;
     p->columns = columns;
     p->k = k;
-    p->on_device = p->kernels.device != XD_DEVICE_CPU;
+    p->on_device = p->kernels->device != XD_DEVICE_CPU;
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
     XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
@@ -133,7 +133,7 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_p
 
 static void xdi_project_close(xdi_project_call *p) {
     xdi_call_memory_done(p->ctx, p->cells);
-    p->kernels.memory.release(p->ctx, p->copied_columns);
+    p->kernels->memory.release(p->ctx, p->copied_columns);
     xd_projection_unload(p->ctx, &p->copied);
 }
 
@@ -184,7 +184,7 @@ static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a;
-    XD_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
     for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
     if (!p->on_device) return XD_OK;
     memset(&a, 0, sizeof a);
@@ -200,7 +200,7 @@ static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *prob
     a.matrix.column_begin = p->m.column_begin;
     a.matrix.column_student = p->m.student_id;
     a.matrix.column_weight = p->m.column_weight;
-    return p->kernels.xtoken.project(&p->launch, &a);
+    return p->kernels->xtoken.project(&p->launch, &a);
 }
 
 /* In INVARIANT mode, tile after tile of rows. */
@@ -289,7 +289,7 @@ static xd_result xdi_project_there_backward(const xdi_project_call *p, const dou
     a.matrix.slot = p->m.teacher_id;
     a.matrix.weight = p->m.weight;
     a.matrix.sorted = p->columns;
-    return p->kernels.xtoken.gradient(&p->launch, &a);
+    return p->kernels->xtoken.gradient(&p->launch, &a);
 }
 
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,

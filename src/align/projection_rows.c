@@ -2,6 +2,7 @@
 
 #include "align/internal.h"
 #include "base/half.h"
+#include "base/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -261,18 +262,38 @@ static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     return XD_OK;
 }
 
+/* What rows are made from: similarities, or embeddings and room for a row of theirs a thread. */
+typedef struct xdi_mapping_similar {
+    const float *student, *teacher; /* similarities: student [rows, columns] */
+    float *cosines;                 /* [threads, columns] */
+    int64_t columns, width;
+    double threshold;
+    xd_projection_rows *rows;
+} xdi_mapping_similar;
+
+static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
+    const int64_t k = m->rows->k;
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
+        xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
+        xdi_mapping_similar_row(m->student + r * m->columns, m->columns, m->threshold, &best);
+    }
+}
+
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
                                                       int64_t columns, int64_t k, double threshold,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
+    xdi_mapping_similar m = { similarities, NULL, NULL, columns, 0, threshold, &made };
     XD_TRY(xdi_mapping_check_columns(ctx, columns));
     XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
-    for (int64_t r = 0; r < rows; r++) {
-        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
-        xdi_mapping_similar_row(similarities + r * columns, columns, threshold, &best);
-    }
-    *out = made;
-    return XD_OK;
+    const xd_result result = xdi_parallel_range(ctx, rows, 1, xdi_mapping_similar_rows, &m);
+    if (result == XD_OK)
+        *out = made;
+    else
+        xd_projection_rows_destroy(ctx, &made);
+    return result;
 }
 
 static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
@@ -281,27 +302,41 @@ static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
     return sum;
 }
 
+static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
+    const int64_t k = m->rows->k;
+    float *cosines = m->cosines + slot * m->columns;
+    for (int64_t r = begin; r < end; r++) {
+        const float *row = m->student + r * m->width;
+        const double length = sqrt(xdi_mapping_dot(row, row, m->width));
+        xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
+        for (int64_t c = 0; c < m->columns; c++) {
+            const float *other = m->teacher + c * m->width;
+            const double product = length * sqrt(xdi_mapping_dot(other, other, m->width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, m->width) / product) : 0.0f;
+        }
+        xdi_mapping_similar_row(cosines, m->columns, m->threshold, &best);
+    }
+}
+
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
                                                     const float *teacher, int64_t teacher_count,
                                                     int64_t width, int64_t k, double threshold,
                                                     xd_projection_rows *out) {
+    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher_count;
     xd_projection_rows made;
+    xdi_mapping_similar m = { student, teacher, NULL, teacher_count, width, threshold, &made };
     XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
-    float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
-    XD_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
-    const xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
-    for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
-        const float *row = student + r * width;
-        const double length = sqrt(xdi_mapping_dot(row, row, width));
-        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
-        for (int64_t c = 0; c < teacher_count; c++) {
-            const float *other = teacher + c * width;
-            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
-            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
-        }
-        xdi_mapping_similar_row(cosines, teacher_count, threshold, &best);
+    m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
+    XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
+    xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
+    if (result == XD_OK) {
+        result = xdi_parallel_range(ctx, student_count, 1, xdi_mapping_embedded_rows, &m);
+        if (result == XD_OK)
+            *out = made;
+        else
+            xd_projection_rows_destroy(ctx, &made);
     }
-    xd_release(ctx, cosines);
-    if (result == XD_OK) *out = made;
+    xd_release(ctx, m.cosines);
     return result;
 }

@@ -29,6 +29,7 @@ struct xd_ctx {
     const char *caller_file; /* set by XD_AT until the next call that fails */
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
+    xdi_pool *pool; /* NULL: one thread */
 };
 
 /* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
@@ -68,6 +69,7 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
     }
     if (d->cpu == XD_CPU_BEST) d->cpu = xd_cpu_best();
     if (!d->clock.now_seconds) d->clock.now_seconds = xdi_ctx_clock;
+    if (d->threads == 0) d->threads = 1;
     if (d->timeout_seconds == 0.0) d->timeout_seconds = 60.0;
     if (d->init_timeout_seconds == 0.0) d->init_timeout_seconds = 600.0;
     xdi_files_defaults(&d->files);
@@ -77,60 +79,69 @@ XD_API int xd_version(void) {
     return XD_VERSION;
 }
 
-/* A refusal before there is a context: one line for the logger of the desc, if it has one. */
-static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...)
-    XD_PRINTF(3, 4);
-static xd_result xdi_ctx_refuse(const xd_ctx_desc *desc, xd_result result, const char *format, ...) {
-    char line[200];
-    va_list arguments;
-    if (!desc || !desc->logger.write || desc->log_level == XD_LOG_NONE) return result;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    desc->logger.write(desc->logger.user, XD_LOG_ERROR, line);
-    return result;
-}
-
-/* What the whole desc was read for; the logger stands at the same place in every version. */
-static xd_result xdi_ctx_validate(const xd_ctx_desc *desc, const xd_ctx_desc *d) {
+/* There is no context yet: one without memory tells the logger. */
+static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
+    xd_ctx nobody;
+    memset(&nobody, 0, sizeof nobody);
+    nobody.settings = *d;
     /* The negated form also refuses NaN. */
-    if (!(d->timeout_seconds > 0.0) || !(d->init_timeout_seconds > 0.0))
-        return xdi_ctx_refuse(desc, XD_ERROR_ARGUMENT,
-                              "timeout_seconds %g and init_timeout_seconds %g must be positive",
-                              d->timeout_seconds, d->init_timeout_seconds);
-    if (!xd_cpu_supports(d->cpu))
-        return xdi_ctx_refuse(desc, XD_ERROR_UNSUPPORTED, "CPU level %s is asked for, this machine has %s",
-                              xd_cpu_level_name(d->cpu), xd_cpu_level_name(xd_cpu_best()));
+    XD_REQUIRE(&nobody, d->timeout_seconds > 0.0 && d->init_timeout_seconds > 0.0, XD_ERROR_ARGUMENT,
+               "timeout_seconds %g and init_timeout_seconds %g must be positive", d->timeout_seconds,
+               d->init_timeout_seconds);
+    XD_REQUIRE(&nobody, d->threads >= 1 && d->threads <= XDI_THREADS, XD_ERROR_ARGUMENT,
+               "%d threads: 1 to %d can be had", d->threads, (int)XDI_THREADS);
+    XD_REQUIRE(&nobody, xd_cpu_supports(d->cpu), XD_ERROR_UNSUPPORTED,
+               "this machine or build has no level %s", xd_cpu_level_name(d->cpu));
     return XD_OK;
 }
 
-XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
+/* The logger and its level stand at the same place in the descs of all versions; nothing else is read of another one's. */
+XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc) {
+    xd_ctx nobody;
+    memset(&nobody, 0, sizeof nobody);
+    if (desc) nobody.settings.logger = desc->logger;
+    if (desc) nobody.settings.log_level = desc->log_level;
+    XD_REQUIRE(&nobody, version / 100 == XD_VERSION / 100, XD_ERROR_MISMATCH,
+               "declarations of version %d.%d.%d, but the implementation is %d.%d.%d", version / 10000,
+               version / 100 % 100, version % 100, XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out) {
     xd_ctx_desc d;
-    if (version / 100 != XD_VERSION / 100)
-        return xdi_ctx_refuse(desc, XD_ERROR_MISMATCH,
-                              "declarations of version %d.%d.%d, but the implementation is %d.%d.%d",
-                              version / 10000, version / 100 % 100, version % 100, XD_VERSION_MAJOR,
-                              XD_VERSION_MINOR, XD_VERSION_PATCH);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     xdi_ctx_defaults(&d);
-    XD_TRY(xdi_ctx_validate(desc, &d));
-    xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
+    XD_TRY(xdi_ctx_check(&d));
+    xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx + room);
     if (!ctx) return XD_ERROR_MEMORY;
-    memset(ctx, 0, sizeof *ctx);
+    memset(ctx, 0, sizeof *ctx + room);
     ctx->settings = d;
     ctx->error.culprit = -1;
     if (xd_cpu_best() == XD_CPU_PLAIN)
         xd_log(
             ctx, XD_LOG_WARN,
             "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
+    if (d.threads > 1) {
+        ctx->pool = xdi_pool_create(&ctx->settings);
+        if (!ctx->pool) {
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a pool of %d threads", d.threads);
+            xd_ctx_destroy(ctx);
+            return XD_ERROR_MEMORY;
+        }
+    }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
+    return (void *)(uintptr_t)(ctx + 1);
 }
 
 XD_API void xd_ctx_destroy(xd_ctx *ctx) {
     if (!ctx) return;
     const xd_allocator allocator = ctx->settings.allocator;
+    xdi_pool_destroy(ctx->pool, &allocator);
     for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
     allocator.release(allocator.user, ctx);
 }
@@ -159,7 +170,7 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank) {
     ctx->settings.rank = rank;
 }
 
-XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level) {
     ctx->settings.cpu = level;
 }
 
@@ -218,6 +229,43 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
             return;
         }
     xd_release(ctx, memory);
+}
+
+/* ---- threads ---- */
+
+XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
+    xdi_pool_fault fault;
+    if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
+    XD_REQUIRE(ctx, fault.piece >= 0 && fault.piece < pieces, XD_ERROR_STATE,
+               "parallel_for asked for piece %lld of %lld", (long long)fault.piece, (long long)pieces);
+    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
+                   (long long)fault.piece, (long long)pieces, fault.runs);
+}
+
+/* A range and how it is cut. */
+typedef struct xdi_ctx_range {
+    xdi_range body;
+    void *argument;
+    int64_t count, grain;
+} xdi_ctx_range;
+
+static void xdi_ctx_range_piece(void *argument, int64_t piece, int slot) {
+    const xdi_ctx_range *r = (const xdi_ctx_range *)argument;
+    const int64_t begin = piece * r->grain, left = r->count - begin;
+    r->body(r->argument, begin, begin + (left < r->grain ? left : r->grain), slot);
+}
+
+XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
+                                        void *argument) {
+    const int64_t least = (count + XDI_PIECES - 1) / XDI_PIECES;
+    xdi_ctx_range range = { body, argument, count, grain > least ? grain : least };
+    if (count <= 0) return XD_OK;
+    if (!ctx->pool) range.grain = count;
+    return xdi_parallel(ctx, (count + range.grain - 1) / range.grain, xdi_ctx_range_piece, &range);
+}
+
+XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
+    return xdi_pool_scratch(ctx->pool, slot);
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {

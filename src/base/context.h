@@ -4,6 +4,7 @@
 #include "base/cpu.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "base/result.h"
 
 /* Everything hangs off a context: allocator, logger, clock, file calls, defaults of the collectives and the last
@@ -58,6 +59,14 @@ typedef struct xd_ctx_desc {
     xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
+    /* Cores for each call on a CPU, the caller's own among them: 0 -> 1, more must be asked for. The results have the same
+     * bits for any number, in every mode. A pool of threads - 1 threads is made with the context, each with a MB of
+     * memory of its own; they sleep when there is nothing to do and never spin, so an idle context takes no time from
+     * other threads of the program. Every rank has its own: ranks in one process take ranks x threads cores. */
+    int threads;
+    /* Runs the work on threads of the caller's instead, of which `threads` at a time get to work; no pool is made. Zero
+     * -> the pool. */
+    xd_parallel_for parallel_for;
     void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
@@ -68,8 +77,8 @@ XD_API int xd_version(void);
  * defaults. The macro hands over the version of the declarations that the caller was compiled with.
  *
  * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
- * of another major or minor version, ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine
- * lacks, MEMORY. */
+ * of another major or minor version, ARGUMENT for negative or non-finite timeouts and for threads
+ * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY also for threads that do not start. */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 

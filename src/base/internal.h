@@ -15,8 +15,48 @@
 /* file.c: the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
+/* context.c: refuses declarations of another major or minor version. */
+XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
+/* context.c: a context with room behind it, zero, for the tables that the kernel layer fills in (xd_ctx_create); where
+ * the room is, aligned for pointers; and another CPU level, whose tables the caller fills in again. */
+XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
+XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
+XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
+
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
+
+/* parallel.c: threads that take pieces of a round of work, and memory of their own that they have meanwhile. Slots are
+ * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
+ * where the pool runs them. */
+enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
+#define XDI_POOL_SCRATCH ((size_t)1 << 20)
+typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
+typedef struct xdi_pool xdi_pool;
+typedef struct xdi_pool_fault {
+    int64_t piece; /* that parallel_for did not run once; one beyond the last was asked for */
+    int runs;
+} xdi_pool_fault;
+XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
+XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator); /* NULL is fine */
+XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
+XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
+                             xdi_pool_fault *fault);
+
+/* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
+ * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
+ * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
+ * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none. */
+XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
+
+/* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
+typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
+XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
+                                        void *argument);
+
+/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
+ * call, as it does where it is the only one. */
+XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);

@@ -176,7 +176,7 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm) {
 }
 
 static bool xdi_comm_reaches(const xd_comm *comm, const void *memory) {
-    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx).memory.owns(comm->ctx, memory);
+    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx)->memory.owns(comm->ctx, memory);
 }
 
 static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collective *c) {

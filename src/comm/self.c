@@ -30,17 +30,16 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     if (count == 0) return XD_OK;
     const void *send = (const char *)c->send + from;
     void *recv = (char *)c->recv + to;
-    const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(transport->ctx);
     const bool theirs =
-        kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
-    const xd_reduce_kernels reduce =
-        theirs ? kernels.reduce : xd_kernels_cpu(xd_ctx_settings(transport->ctx)->cpu).reduce;
+        kernels->memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
+    const xd_reduce_kernels *reduce = &(theirs ? kernels : xd_ctx_host_kernels(transport->ctx))->reduce;
     xd_launch launch = xd_ctx_launch(transport->ctx);
     if (c->stream) launch.stream = c->stream;
     if (c->leaves.total)
-        return reduce.leaves(&launch, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
+        return reduce->leaves(&launch, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
     if (send == recv) return XD_OK;
-    if (theirs) return kernels.memory.copy(&launch, recv, send, (size_t)count * size, XD_COPY_ON_DEVICE);
+    if (theirs) return kernels->memory.copy(&launch, recv, send, (size_t)count * size, XD_COPY_ON_DEVICE);
     memcpy(recv, send, (size_t)count * size);
     return XD_OK;
 }

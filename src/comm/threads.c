@@ -187,7 +187,7 @@ static void xdi_threads_settle(const xdi_threads *t) {
     if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
     launch.stream = t->stream;
-    xd_ctx_kernels(t->base.ctx).memory.synchronize(&launch);
+    xd_ctx_kernels(t->base.ctx)->memory.synchronize(&launch);
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
@@ -314,15 +314,15 @@ static xd_launch xdi_threads_launch(const xdi_threads *t, const xd_collective *c
 
 /* Records that what c sends is complete at this point of the stream. */
 static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     xdi_threads_slot *slot = t->slot;
-    slot->event_destroy = memory.event_destroy;
-    if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
-    if (!slot->done) slot->done = memory.event_create(t->base.ctx);
+    slot->event_destroy = memory->event_destroy;
+    if (!slot->ready) slot->ready = memory->event_create(t->base.ctx);
+    if (!slot->done) slot->done = memory->event_create(t->base.ctx);
     XD_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
                "the device has no events for a group of ranks");
-    return memory.event_record(&launch, slot->ready);
+    return memory->event_record(&launch, slot->ready);
 }
 
 /* A failure of this rank's device in the middle of a collective: peers cannot go on without its part. */
@@ -340,7 +340,7 @@ static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c,
     if (bytes == 0 || to == from) return XD_OK;
     if (t->on_device) {
         const xd_launch launch = xdi_threads_launch(t, c);
-        return xd_ctx_kernels(t->base.ctx).memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+        return xd_ctx_kernels(t->base.ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
     }
     memcpy(to, from, bytes);
     return XD_OK;
@@ -390,9 +390,8 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels reduce =
-        (t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_kernels_cpu(xd_ctx_settings(t->base.ctx)->cpu))
-            .reduce;
+    const xd_reduce_kernels *reduce =
+        &(t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_ctx_host_kernels(t->base.ctx))->reduce;
     const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -402,9 +401,9 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
-                             c->op);
-    return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
+        return reduce->leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                              c->op);
+    return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
 /* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
@@ -470,22 +469,22 @@ static void xdi_threads_exit(const xdi_threads *t) {
 
 /* This rank's part on its stream, behind what peers have made ready. */
 static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
-            XD_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+            XD_TRY(memory->event_wait(&launch, t->group->slots[r].ready));
     XD_TRY(xdi_threads_move(t, c, false));
-    return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
+    return t->slot->done ? memory->event_record(&launch, t->slot->done) : XD_OK;
 }
 
 /* The stream goes on when every peer has done its part. */
 static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     for (int r = 0; r < t->base.size; r++)
         if (r != t->base.rank && t->group->slots[r].done)
-            XD_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+            XD_TRY(memory->event_wait(&launch, t->group->slots[r].done));
     return XD_OK;
 }
 
@@ -552,7 +551,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
     if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
     const xd_launch launch = xdi_threads_launch(t, c);
-    return xd_ctx_kernels(t->base.ctx).memory.event_wait(&launch, t->group->slots[c->root].done);
+    return xd_ctx_kernels(t->base.ctx)->memory.event_wait(&launch, t->group->slots[c->root].done);
 }
 
 /* The receiver's copy. */
@@ -560,12 +559,12 @@ static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, 
     const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
     t->on_device = mail->on_device;
     if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
-    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
     XD_TRY(xdi_threads_ready(t, c));
-    XD_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XD_TRY(memory->event_wait(&launch, t->group->slots[c->root].ready));
     XD_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
-    return memory.event_record(&launch, t->slot->done);
+    return memory->event_record(&launch, t->slot->done);
 }
 
 static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,

@@ -31,7 +31,7 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     a.denominator = denominator;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
     XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
-    xd_result result = xd_ctx_kernels(ctx).uld.jsd(&launch, &a);
+    xd_result result = xd_ctx_kernels(ctx)->uld.jsd(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);

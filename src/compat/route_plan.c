@@ -104,11 +104,11 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
     if (piece->positions == 0 || piece->columns == 0) return XD_OK;
     const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
     const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
-    return xdi_route_copy(ctx, &kernels, &from, &to);
+    return xdi_route_copy(ctx, kernels, &from, &to);
 }

@@ -117,7 +117,7 @@ static void xdi_cuda_free(xd_cuda *cuda) {
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
     const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
     XD_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");

@@ -78,6 +78,15 @@ static inline bool xdi_status_refuses(const xd_status *status) {
                       status->nothing_counted != 0 || status->overflow != 0);
 }
 
+/* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
+ * the rows a piece depend on how long they are, or are `grain`. What xdi_parallel asks of a body holds; slot too. */
+typedef void (*xdi_spread_body)(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot);
+XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
+                                     xdi_spread_body body, const void *args);
+XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
+                                      xdi_spread_body body, const void *args);
+
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);

@@ -1,4 +1,4 @@
-/* The kernel table of a CPU level and of a context, and what is called through it. */
+/* The kernel table of a CPU level and of a context, which is made with it, and what is called through it. */
 
 #include "kernel/simd/internal.h"
 
@@ -69,54 +69,68 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
 }
 
 /* A level overrides what it does better and leaves the rest as the level below has it. */
-XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
-    xd_kernels kernels;
+XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
-    kernels.name = xd_cpu_level_name(level);
-    kernels.device = XD_DEVICE_CPU;
-    kernels.memory.allocate = xd_allocate;
-    kernels.memory.release = xd_release;
-    kernels.memory.copy = xdi_cpu_copy;
-    kernels.memory.fill = xdi_cpu_fill;
-    kernels.memory.synchronize = xdi_cpu_synchronize;
-    kernels.memory.owns = xdi_cpu_owns;
-    kernels.memory.event_create = xdi_cpu_event_create;
-    kernels.memory.event_destroy = xdi_cpu_event_destroy;
-    kernels.memory.event_record = xdi_cpu_event_pass;
-    kernels.memory.event_wait = xdi_cpu_event_pass;
-    kernels.memory.call = xdi_cpu_call;
-    kernels.memory.share_create = xdi_cpu_share_create;
-    kernels.memory.share_destroy = xdi_cpu_share_end;
-    kernels.memory.share_open = xdi_cpu_share_open;
-    kernels.memory.share_close = xdi_cpu_share_end;
-    kernels.rows = xd_row_kernels_cpu();
-    kernels.softmax = xd_softmax_kernels_cpu();
-    kernels.xtoken = xd_xtoken_kernels_cpu();
-    kernels.uld = xd_uld_kernels_cpu();
-    kernels.loss = xd_loss_kernels_cpu_plain();
-    kernels.topk = xd_topk_kernels_cpu();
-    kernels.mft = xd_mft_kernels_cpu();
-    kernels.reduce = xd_reduce_kernels_cpu();
+    kernels->name = xd_cpu_level_name(level);
+    kernels->device = XD_DEVICE_CPU;
+    kernels->memory.allocate = xd_allocate;
+    kernels->memory.release = xd_release;
+    kernels->memory.copy = xdi_cpu_copy;
+    kernels->memory.fill = xdi_cpu_fill;
+    kernels->memory.synchronize = xdi_cpu_synchronize;
+    kernels->memory.owns = xdi_cpu_owns;
+    kernels->memory.event_create = xdi_cpu_event_create;
+    kernels->memory.event_destroy = xdi_cpu_event_destroy;
+    kernels->memory.event_record = xdi_cpu_event_pass;
+    kernels->memory.event_wait = xdi_cpu_event_pass;
+    kernels->memory.call = xdi_cpu_call;
+    kernels->memory.share_create = xdi_cpu_share_create;
+    kernels->memory.share_destroy = xdi_cpu_share_end;
+    kernels->memory.share_open = xdi_cpu_share_open;
+    kernels->memory.share_close = xdi_cpu_share_end;
+    kernels->rows = *xd_row_kernels_cpu();
+    kernels->softmax = *xd_softmax_kernels_cpu();
+    kernels->xtoken = xd_xtoken_kernels_cpu();
+    kernels->uld = xd_uld_kernels_cpu();
+    kernels->loss = *xd_loss_kernels_cpu_plain();
+    kernels->topk = *xd_topk_kernels_cpu();
+    kernels->mft = *xd_mft_kernels_cpu();
+    kernels->reduce = *xd_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
-        xdi_fast_loss_fill(&kernels.loss);
-        xdi_fast_topk_fill(&kernels.topk);
-        xdi_fast_mft_fill(&kernels.mft);
-        xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
-        xdi_fast_xtoken_fill(&kernels.xtoken);
-        xdi_fast_uld_fill(&kernels.uld);
-        xdi_fast_reduce_fill(&kernels.reduce);
+        xdi_fast_loss_fill(&kernels->loss);
+        xdi_fast_topk_fill(&kernels->topk);
+        xdi_fast_mft_fill(&kernels->mft);
+        xdi_fast_rows_fill(&kernels->rows, &kernels->softmax);
+        xdi_fast_xtoken_fill(&kernels->xtoken);
+        xdi_fast_uld_fill(&kernels->uld);
+        xdi_fast_reduce_fill(&kernels->reduce);
     }
-    kernels.optimizer = xdi_optimizer_kernels_level(level);
-    kernels.clip = xd_clip_cpu;
-    kernels.copies = xdi_cpu_copies;
-    kernels.matmul = xdi_matmul_cpu;
-    return kernels;
+    kernels->optimizer = *xdi_optimizer_kernels_level(level);
+    kernels->clip = xd_clip_cpu;
+    kernels->copies = xdi_cpu_copies;
+    kernels->matmul = xdi_matmul_cpu;
 }
 
-XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx) {
-    const xd_ctx_desc *settings = xd_ctx_settings(ctx);
-    return settings->kernels ? *settings->kernels : xd_kernels_cpu(settings->cpu);
+XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
+    XD_TRY(xdi_ctx_check_version(version, desc));
+    XD_TRY(xdi_ctx_make(desc, sizeof(xd_kernels), out));
+    xd_kernels_cpu(xd_ctx_settings(*out)->cpu, (xd_kernels *)xdi_ctx_room(*out));
+    return XD_OK;
+}
+
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+    xdi_ctx_set_level(ctx, level);
+    xd_kernels_cpu(level, (xd_kernels *)xdi_ctx_room(ctx));
+}
+
+XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx) {
+    return (const xd_kernels *)xdi_ctx_room(ctx);
+}
+
+XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx) {
+    const xd_kernels *kernels = xd_ctx_settings(ctx)->kernels;
+    return kernels ? kernels : xd_ctx_host_kernels(ctx);
 }
 
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
@@ -128,10 +142,10 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
 }
 
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    XD_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
-    return memory.synchronize(&launch);
+    XD_TRY(memory->copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    return memory->synchronize(&launch);
 }
 
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
@@ -139,7 +153,7 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
                op == XD_AVG ? "average" : "arithmetic");
-    return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
+    return xd_ctx_kernels(ctx)->reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
 }
 
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
@@ -151,21 +165,21 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
         xd_dtype_name(dtype));
     XD_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                "leaves go with SUM and AVG, not operation %d", (int)op);
-    return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
+    return xd_ctx_kernels(ctx)->reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    if (kernels.device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
-    return kernels.memory.allocate(ctx, bytes);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
+    return kernels->memory.allocate(ctx, bytes);
 }
 
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    if (kernels.device == XD_DEVICE_CPU)
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU)
         xdi_scratch_give(ctx, memory);
     else
-        kernels.memory.release(ctx, memory);
+        kernels->memory.release(ctx, memory);
 }
 
 static bool xdi_matmul_takes(xd_dtype dtype) {
@@ -199,7 +213,7 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
     launch.stream = xd_ctx_settings(ctx)->stream;
     launch.workspace = workspace;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
-    const xd_result result = xd_ctx_kernels(ctx).matmul(&launch, args);
+    const xd_result result = xd_ctx_kernels(ctx)->matmul(&launch, args);
     xd_release(ctx, owned);
     return result;
 }

@@ -72,12 +72,16 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* The CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that machine or
- * build lacks. Local. */
-XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
+/* Fills in the CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that
+ * machine or build lacks. Local. */
+XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
 
-/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
-XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is made once, with the context, and lasts
+ * as long. Local. */
+XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
+
+/* The table of the context's CPU level, also where its tensors are on a device: for memory of the host. Local. */
+XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);

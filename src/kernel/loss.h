@@ -104,6 +104,6 @@ typedef struct xd_loss_kernels {
 } xd_loss_kernels;
 
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
+XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
 #endif

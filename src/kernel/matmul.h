@@ -32,9 +32,10 @@ typedef struct xd_matmul_args {
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
 XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
-/* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
+/* The matrix product of a context's kernel table, on its threads.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats; NULL -> taken from the context's allocator
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> taken from the
+ *              context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of

@@ -68,6 +68,6 @@ typedef struct xd_mft_kernels {
 } xd_mft_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
+XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 
 #endif

@@ -50,6 +50,6 @@ typedef struct xd_reduce_kernels {
 } xd_reduce_kernels;
 
 /* The CPU's entries. */
-XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void);
+XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 #endif

@@ -65,6 +65,6 @@ typedef struct xd_row_kernels {
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_row_kernels xd_row_kernels_cpu(void);
+XD_API const xd_row_kernels *xd_row_kernels_cpu(void);
 
 #endif

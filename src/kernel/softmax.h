@@ -54,6 +54,6 @@ typedef struct xd_softmax_kernels {
 } xd_softmax_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void);
+XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 
 #endif

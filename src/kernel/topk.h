@@ -41,7 +41,7 @@ typedef struct xd_topk_args {
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [k] scratch; a device wants [rows, k] */
+    int64_t *order; /* [threads of the context, k] scratch; a device wants [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -56,7 +56,7 @@ typedef struct xd_topk_args {
     double weight;     /* of the gradient, beside row_scale */
     double *slots;     /* [rows, k] gradient at each id */
     double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [3 (k + 1)]; a device wants that for every row */
+    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
     /* entries: what the caller gave, and where the kernels' form of it goes */
@@ -92,6 +92,6 @@ typedef struct xd_topk_kernels {
 } xd_topk_kernels;
 
 /* The plain CPU implementation; the specification of the others. */
-XD_API xd_topk_kernels xd_topk_kernels_cpu(void);
+XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
 #endif

@@ -7,10 +7,10 @@
 /* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
 static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                      int64_t batch_count, int64_t *part) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
-    XD_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels.rows.count(&launch, &batches[b], part));
+    XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels->rows.count(&launch, &batches[b], part));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
     return XD_OK;
@@ -18,14 +18,14 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t words[XD_COUNT_WORDS];
-    const bool host = kernels.device == XD_DEVICE_CPU;
+    const bool host = kernels->device == XD_DEVICE_CPU;
     int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
     XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
     XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                "%lld weights of positions are negative, not finite or too large (or counts negative)",
                (long long)words[XD_COUNT_REFUSED]);
-    return kernels.rows.denominator(&launch, part, out);
+    return kernels->rows.denominator(&launch, part, out);
 }

@@ -33,7 +33,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.gradient = desc->gradient;
     a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
     XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
-    xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
+    xd_result result = xd_ctx_kernels(ctx)->uld.estimate(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);

@@ -70,7 +70,7 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
 static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
     if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
                "the gradient of hidden in INVARIANT mode is not built for a GPU");
     XD_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
@@ -162,7 +162,7 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
+        memory = *owned = p->loss.kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -205,7 +205,7 @@ static xd_matrix xdi_head_ones(const xdi_head_plan *p, int64_t rows) {
 static xd_result xdi_head_multiply(const xd_launch *launch, const xdi_head_plan *p, xd_matrix a, xd_matrix b,
                                    float *out, bool accumulate) {
     const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16 };
-    return p->loss.kernels.matmul(launch, &args);
+    return p->loss.kernels->matmul(launch, &args);
 }
 
 /* logits = hidden weight^T + bias for some rows. */
@@ -216,7 +216,7 @@ static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
         const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
-        XD_TRY(p->loss.kernels.matmul(launch, &args));
+        XD_TRY(p->loss.kernels->matmul(launch, &args));
     }
     return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
 }
@@ -271,7 +271,7 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
-    return p->loss.kernels.optimizer.cast(launch, &cast, 1);
+    return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
 
 static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -281,7 +281,7 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
         XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
     if (p->d->bias_gradient) {
         const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XD_TRY(p->loss.kernels.matmul(launch, &sum));
+        XD_TRY(p->loss.kernels->matmul(launch, &sum));
     }
     return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
 }
@@ -318,7 +318,7 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
     launch.workspace = p->product;
     launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
     XD_TRY(
-        p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
+        p->loss.kernels->memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
     if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
     XD_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
     for (int64_t row = 0; row < p->rows; row += p->chunk)
@@ -337,6 +337,6 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
                              desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
     xd_leaf_stack_destroy(plan.leaves);
-    if (owned) plan.loss.kernels.memory.release(ctx, owned);
+    if (owned) plan.loss.kernels->memory.release(ctx, owned);
     return result;
 }

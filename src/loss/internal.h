@@ -56,7 +56,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
     xdi_reduction reduction;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_loss_args args;    /* of the rows at hand */
     double *row_scale;    /* [all rows] */
     xd_loss_row *rows;    /* [all rows] */

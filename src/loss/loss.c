@@ -163,8 +163,8 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
-    XD_TRY(plan->kernels.loss.merge_references(launch, a));
-    XD_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels->loss.merge_references(launch, a));
+    XD_TRY(plan->kernels->loss.stats(launch, a));
     return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
                             rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
 }
@@ -172,32 +172,32 @@ static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *p
 static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
-    XD_TRY(plan->kernels.loss.mixture(launch, a));
+    XD_TRY(plan->kernels->loss.mixture(launch, a));
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
-    return plan->kernels.loss.mixture_combine(launch, a);
+    return plan->kernels->loss.mixture_combine(launch, a);
 }
 
 /* Logits to partials of this shard and, by the exchange, of all. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    if (!a->fixed && plan->kernels.loss.fused) {
-        XD_TRY(plan->kernels.loss.fused(launch, a));
+    if (!a->fixed && plan->kernels->loss.fused) {
+        XD_TRY(plan->kernels->loss.fused(launch, a));
         return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
-    XD_TRY(plan->kernels.loss.references(launch, a));
+    XD_TRY(plan->kernels->loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
-    XD_TRY(plan->kernels.loss.stats(launch, a));
+    XD_TRY(plan->kernels->loss.stats(launch, a));
     return xdi_loss_gather(plan);
 }
 
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     XD_TRY(xdi_loss_partials(launch, plan));
-    if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
-    XD_TRY(plan->kernels.loss.combine(launch, a));
+    if (!a->fixed && a->shards == 1 && plan->kernels->loss.fused) return XD_OK;
+    XD_TRY(plan->kernels->loss.combine(launch, a));
     if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
-    return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
+    return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -214,7 +214,7 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -250,7 +250,7 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
         rows.row_loss = desc->common.row_loss;
         result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
     }
-    xd_ctx_kernels(ctx).memory.release(ctx, owned);
+    xd_ctx_kernels(ctx)->memory.release(ctx, owned);
     return result;
 }
 

@@ -50,7 +50,7 @@ static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
 /* ---- cosine ---- */
 
 static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
-    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    const xd_mft_kernels *kernels = &plan->kernels->mft;
     xd_mft_args a = xdi_mft_args_of(plan);
     (void)user;
     if (a.fixed) {
@@ -83,7 +83,7 @@ static void xdi_mft_exchange(xd_loss_args *a) {
 
 static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
     const xd_mft_desc *desc = (const xd_mft_desc *)user;
-    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    const xd_mft_kernels *kernels = &plan->kernels->mft;
     xd_mft_args a = xdi_mft_args_of(plan);
     a.threshold = desc->threshold;
     a.terms = desc->terms;

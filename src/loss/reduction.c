@@ -25,7 +25,7 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                "denominator %g must be finite and not negative", in->denominator_value);
-    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
@@ -48,7 +48,7 @@ static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *
 
 XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
                                          int64_t *words, xd_row_args *args) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t *extra = words + XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1);
     memset(args, 0, sizeof *args);
@@ -66,27 +66,27 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
     args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
     if (!in->denominator && in->denominator_value == 0.0) {
         xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
-        XD_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        XD_TRY(xdi_reduction_count(in, kernels, &launch, extra + XDI_REDUCTION_PART, own));
         args->denominator = own;
     }
-    return kernels.rows.scales(&launch, args);
+    return kernels->rows.scales(&launch, args);
 }
 
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
-    const bool host = kernels.device == XD_DEVICE_CPU;
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const bool host = kernels->device == XD_DEVICE_CPU;
     xd_launch launch = xd_ctx_launch(ctx);
     xd_loss_values values;
     xd_status found;
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
     args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
-    XD_TRY(kernels.rows.sum(&launch, args));
+    XD_TRY(kernels->rows.sum(&launch, args));
     if (args->ranks > 1)
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
                                          XD_RECORD_WORDS, XD_DTYPE_I64));
-    XD_TRY(kernels.rows.finish(&launch, args));
+    XD_TRY(kernels->rows.finish(&launch, args));
     if (!in->status) XD_TRY(xd_status_check(ctx, &found));
     if (host) *out = values;
     return XD_OK;

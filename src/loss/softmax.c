@@ -8,7 +8,7 @@
 
 /* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
 typedef struct xdi_softmax_exchange {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
     double *everyones;
@@ -70,9 +70,9 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
     xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
-    if (result == XD_OK) result = x.kernels.softmax.stats(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.merge(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.merge(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     return result;
 }
@@ -94,7 +94,7 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
 
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
@@ -102,7 +102,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
     args.out = out;
-    const xd_result result = kernels.softmax.write(&launch, &args);
+    const xd_result result = kernels->softmax.write(&launch, &args);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -117,9 +117,9 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
     x.args.out = gradient;
-    if (result == XD_OK) result = x.kernels.softmax.row_sums(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.row_sums(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.write_backward(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     xdi_call_memory_done(ctx, lse);
     return result;
@@ -136,9 +136,9 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     x.args.ids_count = n;
     x.args.ids_stride = stride;
     x.args.values = values;
-    if (result == XD_OK) result = x.kernels.softmax.pick(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.pick(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    if (result == XD_OK) result = x.kernels.softmax.take(&x.launch, &x.args);
+    if (result == XD_OK) result = x.kernels->softmax.take(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     return result;
 }
@@ -146,7 +146,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
                                    int64_t n, int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
-    const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
+    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
@@ -167,7 +167,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                               double temperature, const int64_t *ids, const float *weight,
                                               xd_rows gradient) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
@@ -177,7 +177,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     args.ids = ids;
     args.weight = weight;
     args.out = gradient;
-    const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
+    const xd_result result = kernels->softmax.write_target_backward(&launch, &args);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -193,7 +193,7 @@ static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *po
 static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                       const xd_positions *positions, xd_comm *comm, void *memory,
                                       double *out) {
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denominator *counted = (xd_denominator *)memory, *hit = counted + 1;
     int64_t *argmax = (int64_t *)(void *)(hit + 1);
@@ -202,10 +202,10 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     right.mask = hits;
     xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
     XD_TRY(xdi_vocab_agree(NULL, comm, result));
-    XD_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XD_TRY(kernels->softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
     XD_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
     XD_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
-    return kernels.rows.ratio(&launch, hit, counted, out);
+    return kernels->rows.ratio(&launch, hit, counted, out);
 }
 
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,

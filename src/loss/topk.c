@@ -21,7 +21,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
 
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids) {
-    const xd_topk_kernels kernels = xd_ctx_kernels(ctx).topk;
+    const xd_topk_kernels *kernels = &xd_ctx_kernels(ctx)->topk;
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const void *all;
@@ -33,7 +33,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.columns = info.end - info.begin;
     a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
     a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
-    XD_TRY(kernels.select(&launch, &a));
+    XD_TRY(kernels->select(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     a.all_stride = 2 * logits->rows * k;
     XD_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
@@ -41,7 +41,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.shards = info.ranks;
     a.values = values;
     a.ids = ids;
-    return kernels.select_merge(&launch, &a);
+    return kernels->select_merge(&launch, &a);
 }
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
@@ -59,21 +59,21 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                   const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
                                   double *values, int64_t *ids) {
-    const xd_row_kernels kernels = xd_ctx_kernels(ctx).rows;
+    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
     const xd_launch launch = xd_ctx_launch(ctx);
     float *row = (float *)maxima.data;
-    XD_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
+    XD_TRY(kernels->column_maxima(&launch, logits, mask, maxima.cols, row));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
-    return kernels.sort_ids(&launch, ids, k);
+    return kernels->sort_ids(&launch, ids, k);
 }
 
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                        const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                        float *importance) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
     xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
@@ -85,7 +85,7 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_ro
     result = xdi_vocab_agree(info.tp, comm, result);
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)
-        result = memory.copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
+        result = memory->copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
     xdi_call_memory_done(ctx, maxima.data);
     xdi_call_memory_done(ctx, values);
     return result;

@@ -53,7 +53,8 @@ typedef struct xd_topk_desc {
     xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
+ * Local. */
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in

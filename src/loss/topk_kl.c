@@ -11,7 +11,8 @@
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
+    int threads; /* of the context: a CPU has as many rows at work */
     xd_topk_args student, teacher;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
@@ -122,7 +123,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels.device == XD_DEVICE_CPU ? 1 : rows; /* a GPU has all rows at work */
+    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
+                                                                  : rows; /* a GPU has all rows at work */
     const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
@@ -177,9 +179,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XD_TRY(plan->kernels.topk.maxima(launch, a));
+    XD_TRY(plan->kernels->topk.maxima(launch, a));
     if (a->fixed && tp) XD_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
-    return plan->kernels.topk.stats(launch, a);
+    return plan->kernels->topk.stats(launch, a);
 }
 
 /* Both sides' statistics in one exchange, then the divergence of every row. */
@@ -192,16 +194,16 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     XD_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XD_TRY(plan->kernels.topk.merge(launch, &plan->student));
+    XD_TRY(plan->kernels->topk.merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XD_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
+        XD_TRY(plan->kernels->topk.merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
     plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels.topk.divergence(launch, &plan->student);
+    return plan->kernels->topk.divergence(launch, &plan->student);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
@@ -216,9 +218,9 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     a->given_values = d->values;
     a->entry_ids = plan->ids;
     a->entry_values = plan->teacher_values;
-    XD_TRY(plan->kernels.topk.entries(&launch, a));
+    XD_TRY(plan->kernels->topk.entries(&launch, a));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->common.gradient.data) XD_TRY(plan->kernels.topk.grad(&launch, a));
+    if (d->common.gradient.data) XD_TRY(plan->kernels->topk.grad(&launch, a));
     rows.topk_rows = a->row;
     rows.row_loss = d->common.row_loss;
     rows.student_mass = d->student_mass;
@@ -231,6 +233,7 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
     plan->kernels = xd_ctx_kernels(ctx);
+    plan->threads = xd_ctx_settings(ctx)->threads;
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -246,7 +249,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
         XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
@@ -271,6 +274,6 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
     result =
         xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
-    plan.kernels.memory.release(ctx, owned);
+    plan.kernels->memory.release(ctx, owned);
     return result;
 }

@@ -6,8 +6,8 @@ struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    xd_device_ops memory; /* that device_offsets are from */
-    int64_t *offsets;     /* [ranks + 1] */
+    const xd_device_ops *memory; /* that device_offsets are from */
+    int64_t *offsets;            /* [ranks + 1] */
     int64_t *device_offsets;
 };
 
@@ -48,10 +48,10 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
     vocab->rank = vocab->tp ? xd_comm_rank(tp) : 0;
     vocab->ranks = vocab->tp ? xd_comm_size(tp) : 1;
-    vocab->memory = xd_ctx_kernels(ctx).memory;
+    vocab->memory = &xd_ctx_kernels(ctx)->memory;
     vocab->offsets = (int64_t *)xd_allocate(ctx, (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets);
     vocab->device_offsets =
-        (int64_t *)vocab->memory.allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
+        (int64_t *)vocab->memory->allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
     if (vocab->offsets && vocab->device_offsets) return vocab;
     xd_vocab_destroy(vocab);
     return NULL;
@@ -62,7 +62,7 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XD_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XD_TRY(vocab->memory->copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
     XD_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
@@ -75,8 +75,8 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     XD_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    XD_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
-    return vocab->memory.synchronize(&launch);
+    XD_TRY(vocab->memory->copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    return vocab->memory->synchronize(&launch);
 }
 
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
@@ -105,7 +105,7 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
     if (!vocab) return;
-    vocab->memory.release(vocab->ctx, vocab->device_offsets);
+    vocab->memory->release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);
 }

@@ -74,7 +74,7 @@ static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
 
 static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                 xd_teacher_cache_writer **out) {
-    XD_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(ctx, xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
                "teacher caches are written from logits on the CPU only");
     XD_TRY(xdi_cache_validate(ctx, path, d));
     const size_t length = strlen(path) + 1;

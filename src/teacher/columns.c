@@ -8,7 +8,7 @@
 
 /* What one call holds, in memory of the device. */
 typedef struct xdi_columns {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     const xd_vocab *vocab;
     const uint8_t *mask;
     xd_comm *comm;
@@ -56,7 +56,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.ids = ids;
     a.ids_count = c->k;
     a.parts = c->picked;
-    XD_TRY(c->kernels.softmax.pick(&launch, &a));
+    XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
 }
@@ -73,7 +73,7 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const x
     from.dtype = XD_DTYPE_F64;
     from.rows = c->held;
     from.cols = from.stride = c->k;
-    return xdi_route_copy(ctx, &c->kernels, &from, &to);
+    return xdi_route_copy(ctx, c->kernels, &from, &to);
 }
 
 XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,

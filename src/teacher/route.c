@@ -98,7 +98,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XD_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
-    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
+    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx)->device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
@@ -192,7 +192,7 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
         const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -212,7 +212,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xd_rows from =
             xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
@@ -351,11 +351,12 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
                (long long)columns);
     XD_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
                "chosen columns without their ids");
-    XD_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+    XD_REQUIRE(route->ctx, !rows->data || route->kernels->memory.owns(route->ctx, rows->data),
                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
                rows->data);
     XD_REQUIRE(route->ctx,
-               !ids || route->kernels.device == XD_DEVICE_CPU || !route->kernels.memory.owns(route->ctx, ids),
+               !ids || route->kernels->device == XD_DEVICE_CPU ||
+                   !route->kernels->memory.owns(route->ctx, ids),
                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
@@ -367,7 +368,7 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     int64_t *slot_ids = NULL;
     XD_TRY(xd_route_slot(route, &slot, &slot_ids));
     if (!rows.stride) rows.stride = rows.cols;
-    XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
+    XD_TRY(xdi_route_copy(route->ctx, route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -391,7 +392,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XD_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
+        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,

@@ -61,7 +61,7 @@ enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
 struct xd_route {
     xd_ctx *ctx;
     xd_comm *comm; /* ranks with a side; NULL: this one has none */
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_route_desc d;
     xdi_route_plan plan;
     int needed;

@@ -14,8 +14,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
     const int me = route->plan.rank;
     size_t head, rows;
     xdi_route_ring_bytes(route, me, &head, &rows); /* it fitted before */
-    if (route->kernels.device == XD_DEVICE_CPU || rows == 0) return XD_OK;
-    route->rows[me] = (char *)route->kernels.memory.allocate(route->ctx, rows);
+    if (route->kernels->device == XD_DEVICE_CPU || rows == 0) return XD_OK;
+    route->rows[me] = (char *)route->kernels->memory.allocate(route->ctx, rows);
     route->own_rows = route->rows[me];
     XD_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
                rows);
@@ -69,7 +69,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
     *xdi_route_link(route, route->plan.rank, 0) = (int64_t)(intptr_t)route->own_rows;
     for (int64_t i = 1; i <= slots + 1; i++) {
         if (!xdi_route_has_side(route, i <= slots ? XDI_ROUTE_TEACHER : XDI_ROUTE_STUDENT)) continue;
-        void *event = route->kernels.memory.event_create(route->ctx);
+        void *event = route->kernels->memory.event_create(route->ctx);
         XD_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
                    (long long)slots);
         *xdi_route_link(route, route->plan.rank, i) = (int64_t)(intptr_t)event;
@@ -78,7 +78,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
 }
 
 static xd_result xdi_route_trade_links(xd_route *route) {
-    if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
+    if (!route->shared || route->node || route->kernels->device == XD_DEVICE_CPU) return XD_OK;
     XD_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
     XD_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
                                      (int64_t)route->d.slots + 2, XD_DTYPE_I64));
@@ -93,7 +93,7 @@ XD_PRIVATE xd_result xdi_route_show(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
     const int64_t slot = (int64_t)(route->posted % (uint64_t)route->d.slots);
-    return route->kernels.memory.event_record(&launch, xdi_route_event(route, route->plan.rank, 1 + slot));
+    return route->kernels->memory.event_record(&launch, xdi_route_event(route, route->plan.rank, 1 + slot));
 }
 
 /* The stream goes on when the slot is complete; its counter has been seen. */
@@ -101,14 +101,14 @@ XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, u
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
     const int64_t slot = (int64_t)(number % (uint64_t)route->d.slots);
-    return route->kernels.memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
+    return route->kernels->memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
 }
 
 /* What this rank has launched so far is all that reads the slots it is about to release. */
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
-    return route->kernels.memory.event_record(
+    return route->kernels->memory.event_record(
         &launch, xdi_route_event(route, route->plan.rank, (int64_t)route->d.slots + 1));
 }
 
@@ -116,14 +116,14 @@ XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
 XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
-    return route->kernels.memory.event_wait(&launch,
-                                            xdi_route_event(route, student, (int64_t)route->d.slots + 1));
+    return route->kernels->memory.event_wait(&launch,
+                                             xdi_route_event(route, student, (int64_t)route->d.slots + 1));
 }
 
 static void xdi_route_drop_events(const xd_route *route, int rank) {
     for (int64_t i = 1; i <= (int64_t)route->d.slots + 1; i++)
         if (xdi_route_event(route, rank, i))
-            route->kernels.memory.event_destroy(xdi_route_event(route, rank, i));
+            route->kernels->memory.event_destroy(xdi_route_event(route, rank, i));
 }
 
 /* This rank posts nothing more and reads no more rings. */
@@ -133,7 +133,7 @@ static void xdi_route_say_goodbye(const xd_route *route) {
     if (xdi_route_has_side(route, XDI_ROUTE_TEACHER))
         __atomic_fetch_or(xdi_route_posted(route, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
     if (!xdi_route_has_side(route, XDI_ROUTE_STUDENT)) return;
-    if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return; /* it may still read */
+    if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return; /* it may still read */
     for (int r = 0; r < plan->ranks; r++)
         if (plan->halves[XDI_ROUTE_TEACHER][r].sample_count > 0)
             __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
@@ -153,7 +153,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
         }
         if (xdi_route_follow_reader(route, s) != XD_OK) return false;
     }
-    return route->kernels.memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
+    return route->kernels->memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
 }
 
 /* False when this rank's rows may still be read: then they are not given back. */
@@ -211,7 +211,7 @@ static void *xdi_route_allocate(xd_route *route, size_t bytes) {
 
 static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
     route->bytes += bytes + 1;
-    return (char *)route->kernels.memory.allocate(route->ctx, bytes + 1);
+    return (char *)route->kernels->memory.allocate(route->ctx, bytes + 1);
 }
 
 /* The window, unless every one of them is a view; and what messages are made in. */
@@ -271,7 +271,7 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
 }
 
 XD_PRIVATE bool xdi_route_leave(xd_route *route) {
-    const xd_device_ops *memory = &route->kernels.memory;
+    const xd_device_ops *memory = &route->kernels->memory;
     if (!xdi_route_leave_node(route)) return false;
     if (xdi_route_part(route)) memory->release(route->ctx, route->own_rows);
     xd_release(route->ctx, route->counts);

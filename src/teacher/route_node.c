@@ -29,7 +29,7 @@ static bool xdi_route_offer_rows(xd_route *route) {
     const int me = route->plan.rank;
     const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
     if (bytes == 0) return true;
-    route->own_rows = route->kernels.memory.share_create(route->ctx, bytes, xdi_route_handle(route, me));
+    route->own_rows = route->kernels->memory.share_create(route->ctx, bytes, xdi_route_handle(route, me));
     route->rows[me] = (char *)route->own_rows;
     return route->own_rows != NULL;
 }
@@ -38,7 +38,7 @@ static bool xdi_route_open_rows(xd_route *route) {
     bool opened = true;
     for (int r = 0; r < route->plan.ranks; r++) {
         if (r == route->plan.rank || !xdi_route_reads(route, r)) continue;
-        route->rows[r] = (char *)route->kernels.memory.share_open(route->ctx, xdi_route_handle(route, r));
+        route->rows[r] = (char *)route->kernels->memory.share_open(route->ctx, xdi_route_handle(route, r));
         opened = opened && route->rows[r];
     }
     return opened;
@@ -47,7 +47,7 @@ static bool xdi_route_open_rows(xd_route *route) {
 static void xdi_route_close_rows(xd_route *route) {
     for (int r = 0; r < route->plan.ranks; r++)
         if (r != route->plan.rank && route->rows[r])
-            route->kernels.memory.share_close(route->ctx, route->rows[r]);
+            route->kernels->memory.share_close(route->ctx, route->rows[r]);
     memset((void *)route->rows, 0, (size_t)route->plan.ranks * sizeof *route->rows);
 }
 
@@ -58,13 +58,13 @@ static xd_result xdi_route_trade_rows(xd_route *route, bool *all) {
     if (*all) return XD_OK;
     xdi_route_close_rows(route);
     XD_TRY(xd_barrier(route->comm)); /* now all have closed them */
-    route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+    route->kernels->memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
-    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    const bool on_cpu = route->kernels->device == XD_DEVICE_CPU;
     size_t total, on_device;
     bool all = true;
     if (xdi_route_lay_rings(route, NULL, &total, &on_device) < 0) /* too large: the same on every rank */
@@ -85,7 +85,7 @@ XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
 /* ---- counters that a stream raises ---- */
 
 XD_PRIVATE bool xdi_route_is_late(const xd_route *route) {
-    return route->node && route->kernels.device != XD_DEVICE_CPU;
+    return route->node && route->kernels->device != XD_DEVICE_CPU;
 }
 
 static void xdi_route_count_post(void *user) {
@@ -101,12 +101,12 @@ static void xdi_route_count_read(void *user) {
 
 XD_PRIVATE xd_result xdi_route_post_later(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
-    return route->kernels.memory.call(&launch, xdi_route_count_post, route);
+    return route->kernels->memory.call(&launch, xdi_route_count_post, route);
 }
 
 XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
-    return route->kernels.memory.call(&launch, xdi_route_count_read, route);
+    return route->kernels->memory.call(&launch, xdi_route_count_read, route);
 }
 
 /* ---- leaving ---- */
@@ -142,12 +142,12 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->node) return true;
     if (xdi_route_is_late(route)) {
-        if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
+        if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);
     }
     xdi_route_say_farewell(route);
     if (route->own_rows && xdi_route_wait_closed(route))
-        route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+        route->kernels->memory.share_destroy(route->ctx, route->own_rows);
     route->own_rows = NULL;
     xdi_node_destroy(route->node);
     return true;

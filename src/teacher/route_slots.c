@@ -45,7 +45,7 @@ XD_PRIVATE bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_
 }
 
 XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
-    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    const bool on_cpu = route->kernels->device == XD_DEVICE_CPU;
     size_t head, rows;
     *total = *on_device = 0;
     xdi_route_add_bytes(total, sizeof *route->left);

@@ -352,11 +352,11 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     if (!plan) return;
     for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
-    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
-    memory.release(plan->ctx, plan->middle_data);
-    memory.release(plan->ctx, plan->send);
-    memory.release(plan->ctx, plan->recv);
-    memory.release(plan->ctx, plan->zero);
+    const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
+    memory->release(plan->ctx, plan->middle_data);
+    memory->release(plan->ctx, plan->send);
+    memory->release(plan->ctx, plan->recv);
+    memory->release(plan->ctx, plan->zero);
     xd_release(plan->ctx, plan);
 }
 
@@ -395,15 +395,15 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
-    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(plan->ctx);
-    plan->send = memory.allocate(plan->ctx, (size_t)send * size);
-    plan->recv = memory.allocate(plan->ctx, (size_t)recv * size);
-    plan->zero = memory.allocate(plan->ctx, sizeof(uint64_t));
-    if (plan->zero && memory.fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
+    plan->send = memory->allocate(plan->ctx, (size_t)send * size);
+    plan->recv = memory->allocate(plan->ctx, (size_t)recv * size);
+    plan->zero = memory->allocate(plan->ctx, sizeof(uint64_t));
+    if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            memory.allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+            memory->allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
@@ -486,8 +486,8 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
                                          int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
-    return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
-                                            xd_dtype_size(plan->desc.dtype));
+    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies + begin, end - begin, src, dst,
+                                             xd_dtype_size(plan->desc.dtype));
 }
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
@@ -528,7 +528,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
-        return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
+        return xd_ctx_kernels(plan->ctx)->copies(&launch, &copy, 1, plan->zero, dst, size);
     }
     XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));

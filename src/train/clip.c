@@ -34,7 +34,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
 /* This rank's part, a thousand arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     xd_norm_array arrays[XDI_CLIP_BATCH];
     xd_norm_args args;
     XD_TRY(xdi_clip_validate(ctx, d));
@@ -51,10 +51,10 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         array->dtype = xdi_train_gradient_dtype(p);
         array->replica = p->replica;
         if (args.array_count < XDI_CLIP_BATCH) continue;
-        XD_TRY(kernels.norm(&launch, &args, sum));
+        XD_TRY(kernels->norm(&launch, &args, sum));
         args.array_count = 0;
     }
-    return kernels.norm(&launch, &args, sum);
+    return kernels->norm(&launch, &args, sum);
 }
 
 /* Counts stay exact in double up to 2^53. */
@@ -117,7 +117,7 @@ static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool
 static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
                                     xd_gradient_norm *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
+    xd_result mine = xd_ctx_kernels(ctx)->memory.fill(&launch, &out->sum, 0, sizeof out->sum);
     if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
     if (!comm) return mine;
     XD_TRY(xd_agree(comm, mine));
@@ -127,12 +127,12 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
-    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_clip_args args;
     xd_norm_sum sum;
     args.sum = &sum;
-    if (kernels.device == XD_DEVICE_CPU) {
+    if (kernels->device == XD_DEVICE_CPU) {
         memset(&sum, 0, sizeof sum);
         const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
         XD_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
@@ -148,13 +148,13 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     args.not_finite = &out->not_finite;
     args.coefficient = &out->coefficient;
     args.status = desc->status;
-    return kernels.clip(&launch, &args);
+    return kernels->clip(&launch, &args);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -167,7 +167,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XD_TRY(kernels.scale(&launch, &args));
+        XD_TRY(kernels->scale(&launch, &args));
     }
     return XD_OK;
 }

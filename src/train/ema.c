@@ -261,15 +261,15 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
+    return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
 }
 
 /* Fills the block that the object stands at the head of. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
                                int64_t count, size_t host_bytes, size_t device_bytes) {
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     xd_arena arena = xd_arena_over(ema, host_bytes);
-    void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
+    void *shadows = device_bytes ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
     xd_arena device = xd_arena_over(shadows, device_bytes);
     ema->ctx = ctx;
     if (device_bytes && !shadows)
@@ -284,7 +284,7 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->param_count = count;
     ema->initialized = d->init_from_current;
     XD_TRY(xdi_ema_index(ema));
-    if (kernels.list_create) XD_TRY(kernels.list_create(ctx, count, &ema->list));
+    if (kernels->list_create) XD_TRY(kernels->list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -312,8 +312,8 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 
 XD_API void xd_ema_destroy(xd_ema *ema) {
     if (!ema) return;
-    if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
-    if (ema->list) xd_ctx_kernels(ema->ctx).optimizer.list_destroy(ema->list);
+    if (ema->device_memory) xd_ctx_kernels(ema->ctx)->memory.release(ema->ctx, ema->device_memory);
+    if (ema->list) xd_ctx_kernels(ema->ctx)->optimizer.list_destroy(ema->list);
     xd_release(ema->ctx, ema);
 }
 
@@ -344,7 +344,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false, status);
 }
 
@@ -499,7 +499,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XD_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
+        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }

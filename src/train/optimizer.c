@@ -157,7 +157,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
 /* Masters take the present values. */
 static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_kernels kernels = xd_ctx_kernels(o->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
     for (int64_t i = 0; i < o->desc.param_count; i++) {
         const xd_param *p = &o->desc.params[i];
         xd_cast_array cast;
@@ -166,7 +166,7 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
         cast.source = p->value;
         cast.source_dtype = p->dtype;
         cast.count = p->count;
-        if (cast.target) XD_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+        if (cast.target) XD_TRY(kernels->optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -174,22 +174,22 @@ static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
 /* The state on a device: all zero. */
 static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
-    o->device_memory = memory.allocate(o->ctx, bytes);
+    const xd_device_ops *memory = &xd_ctx_kernels(o->ctx)->memory;
+    o->device_memory = memory->allocate(o->ctx, bytes);
     XD_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
                "no room for the state of %lld parameters: %zu bytes of the device",
                (long long)o->desc.param_count, bytes);
-    return memory.fill(&launch, o->device_memory, 0, bytes);
+    return memory->fill(&launch, o->device_memory, 0, bytes);
 }
 
 static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
     xd_arena arena = xd_arena_over(o, host_bytes);
     if (device_bytes) XD_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(o->ctx)->optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
-    if (kernels.list_create) XD_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
+    if (kernels->list_create) XD_TRY(kernels->list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -217,8 +217,8 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
 XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
     if (!optimizer) return;
     if (optimizer->device_memory)
-        xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
-    if (optimizer->list) xd_ctx_kernels(optimizer->ctx).optimizer.list_destroy(optimizer->list);
+        xd_ctx_kernels(optimizer->ctx)->memory.release(optimizer->ctx, optimizer->device_memory);
+    if (optimizer->list) xd_ctx_kernels(optimizer->ctx)->optimizer.list_destroy(optimizer->list);
     xd_release(optimizer->ctx, optimizer);
 }
 
@@ -316,7 +316,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_status *status = desc ? desc->status : NULL;
     const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
-    const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_ema *ema = desc ? desc->ema : NULL;
     if (xdi_train_refused(optimizer->ctx, status)) {
         if (skipped) *skipped = true;
@@ -326,7 +326,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     if (ema) XD_TRY(xdi_ema_unchanged(ema));
     const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
+    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
     if (!ema) return XD_OK;
     return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);

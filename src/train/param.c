@@ -4,7 +4,7 @@
 #include "train/internal.h"
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
-    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
+    return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
 }
 
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {

@@ -153,7 +153,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
 
 /* Behind a failure the device may still read what was launched. */
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
-    const xd_device_ops memory = x->device.kernels.memory;
+    const xd_device_ops memory = x->device.kernels->memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
     for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
         xd_projection_unload(x->ctx, &x->device.lists[i].copied);
@@ -164,7 +164,7 @@ XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
 
 static xd_result xdi_staged_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                  xd_copy_kind kind) {
-    return x->device.kernels.memory.copy(&x->launch, to, from, bytes, kind);
+    return x->device.kernels->memory.copy(&x->launch, to, from, bytes, kind);
 }
 
 /* ---- statistics of rows ---- */
@@ -190,7 +190,7 @@ static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) 
     a.temperature = temperature;
     a.row_lse = lse;
     a.cells = x->student;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
     return x->kernels.row_logs(&x->launch, &a);
@@ -326,7 +326,7 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
 
 XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l, int64_t size, int64_t b) {
-    const xd_kernels *kernels = &x->device.kernels;
+    const xd_kernels *kernels = x->device.kernels;
     const xd_rows *y = &term->teacher->logits;
     const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
     xd_rows rows = *y;
@@ -418,7 +418,7 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     const int64_t count = w->student.place_count * w->student.k;
     const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
                                   (const char *)x->student);
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, x->student, 0, bytes));
     XD_TRY(x->kernels.project(&x->launch, &w->student));
     XD_TRY(x->kernels.target(&x->launch, &w->teacher));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
@@ -522,7 +522,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
     XD_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
-    XD_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
+    XD_TRY(v->kernels->memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {

@@ -54,7 +54,7 @@ static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoke
 }
 
 XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l) {
-    x->device.kernels.memory.release(x->ctx, l->cached.there);
+    x->device.kernels->memory.release(x->ctx, l->cached.there);
     xd_release(x->ctx, l->cached.here);
     memset(&l->cached, 0, sizeof l->cached);
 }
@@ -101,7 +101,7 @@ static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_te
 
 XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
                                                    xdi_xtoken_lists *l) {
-    const xd_device_ops memory = x->device.kernels.memory;
+    const xd_device_ops memory = x->device.kernels->memory;
     xdi_staged_cached *h = &l->cached;
     xd_arena arena = xd_arena_over(NULL, 0);
     xd_result result = XD_OK;
@@ -167,7 +167,7 @@ static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_ca
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
     XD_TRY(x->kernels.list_project(&x->launch, &s));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
     XD_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
@@ -184,7 +184,7 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args a = *tile;
     a.cells = x->student;
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
     XD_TRY(x->kernels.list_delta(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
     a.out = x->device.delta;

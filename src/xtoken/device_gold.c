@@ -65,7 +65,7 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
     a.slope = x->u;
     a.best = x->tails;
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    XD_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    XD_TRY(x->device.kernels->memory.fill(&x->launch, g->sums, 0, 2 * cell));
     return x->kernels.pair(&x->launch, &a);
 }
 

@@ -100,7 +100,7 @@ typedef struct xdi_xtoken_lists {
 /* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
  * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
 typedef struct xdi_xtoken_device {
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     unsigned char *here, *there;
     size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
     xdi_xtoken_lists *lists;        /* [teacher_count] */

@@ -101,7 +101,7 @@ typedef struct xdi_uld_work {
 
 typedef struct xdi_uld {
     xd_ctx *ctx;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_launch launch;
     xd_uld_desc d;
     const xd_uld_side *side[XD_ULD_SIDES];
@@ -188,7 +188,7 @@ static int64_t xdi_uld_tile_of(const xdi_uld *x) {
     const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
     const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
     const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
-    if (x->kernels.device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    if (x->kernels->device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
     return tile < x->chunks ? tile : x->chunks;
 }
 
@@ -204,7 +204,7 @@ static bool xdi_uld_layout_work(xdi_uld *x, xd_arena *arena) {
         w->spare[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->spare[i], &fits);
     }
     w->slope = (float *)xdi_arena_array(arena, x->tile * slope, sizeof *w->slope, &fits);
-    if (x->kernels.device != XD_DEVICE_CPU)
+    if (x->kernels->device != XD_DEVICE_CPU)
         w->scratch =
             (unsigned char *)xdi_arena_array(arena, x->tile, XD_ULD_SCRATCH(xdi_uld_longest(x)), &fits);
     return fits;
@@ -262,7 +262,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
             (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
         s.logits.rows = end - begin;
         s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
-        XD_TRY(x->kernels.softmax.stats(&x->launch, &s));
+        XD_TRY(x->kernels->softmax.stats(&x->launch, &s));
     }
     return XD_OK;
 }
@@ -275,14 +275,14 @@ static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share)
         last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
     for (int i = 0; i < XD_ULD_SIDES; i++) XD_TRY(xdi_uld_stats(x, i, first, a.count));
     if (a.count > 0) {
-        XD_TRY(x->kernels.uld.merge(&x->launch, &a));
-        XD_TRY(x->kernels.uld.sort(&x->launch, &a));
-        XD_TRY(x->kernels.uld.compare(&x->launch, &a));
+        XD_TRY(x->kernels->uld.merge(&x->launch, &a));
+        XD_TRY(x->kernels->uld.sort(&x->launch, &a));
+        XD_TRY(x->kernels->uld.compare(&x->launch, &a));
     }
     a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
     a.rows = end - a.row;
     a.share = share;
-    return a.slope ? x->kernels.uld.gradient(&x->launch, &a) : XD_OK;
+    return a.slope ? x->kernels->uld.gradient(&x->launch, &a) : XD_OK;
 }
 
 static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *out) {
@@ -308,7 +308,7 @@ static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *o
 }
 
 static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
-    const xd_device_ops *memory = &x->kernels.memory;
+    const xd_device_ops *memory = &x->kernels->memory;
     const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
     int64_t first = 0;
     XD_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
@@ -323,7 +323,7 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
 /* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
  * the host's. */
 static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
-    const bool near = x->kernels.device == XD_DEVICE_CPU;
+    const bool near = x->kernels->device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld_fill_lists(x);
     x->tile = xdi_uld_tile_of(x);
@@ -337,7 +337,7 @@ static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out
     if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
     xdi_uld_layout_work(x, &arena);
     const xd_result result = xdi_uld_run(x, bytes, out);
-    if (result != XD_OK && !near) x->kernels.memory.synchronize(&x->launch);
+    if (result != XD_OK && !near) x->kernels->memory.synchronize(&x->launch);
     xdi_call_memory_done(x->ctx, work);
     return result;
 }

@@ -307,8 +307,8 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     x->d = *d;
     x->launch = xd_ctx_launch(ctx);
     x->device.kernels = xd_ctx_kernels(ctx);
-    x->kernels = x->device.kernels.xtoken;
-    x->on_device = x->device.kernels.device != XD_DEVICE_CPU;
+    x->kernels = x->device.kernels->xtoken;
+    x->on_device = x->device.kernels->device != XD_DEVICE_CPU;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
@@ -345,7 +345,7 @@ static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
     if (!memory) {
         bytes = plan.peak;
         if (x->on_device)
-            memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
+            memory = x->device.memory = x->device.kernels->memory.allocate(x->ctx, bytes);
         else
             memory = x->memory = xd_allocate(x->ctx, bytes);
         XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);

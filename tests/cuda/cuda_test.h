@@ -56,7 +56,7 @@ struct Gpu {
     }
     Gpu(const Gpu &) = delete;
 
-    xd_kernels kernels() const { return xd_ctx_kernels(ctx); }
+    const xd_kernels *kernels() const { return xd_ctx_kernels(ctx); }
     xd_launch launch() const { return xd_ctx_launch(ctx); }
     void wait() const { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
 };

@@ -82,7 +82,7 @@ static void check_maker(const Gpu &gpu, const Matrix &a, const Matrix &b, const 
     const xd_launch launch = gpu.launch();
     const xd_matmul_args args = args_of(a, b, ask, scratch.at<float>());
     setenv("EMU_CUBLASLT_FAIL", "1", 1);
-    CHECK_EQ_INT(gpu.kernels().matmul(&launch, &args), ask.by_library ? XD_ERROR_DEVICE : XD_OK);
+    CHECK_EQ_INT(gpu.kernels()->matmul(&launch, &args), ask.by_library ? XD_ERROR_DEVICE : XD_OK);
     unsetenv("EMU_CUBLASLT_FAIL");
     gpu.wait();
 #else
@@ -96,7 +96,7 @@ static std::vector<float> multiply(const Gpu &gpu, const Matrix &a, const Matrix
     const xd_launch launch = gpu.launch();
     const xd_matmul_args args = args_of(a, b, ask, d_out.at<float>());
     check_maker(gpu, a, b, out, ask);
-    CHECK(gpu.kernels().matmul(&launch, &args) == XD_OK);
+    CHECK(gpu.kernels()->matmul(&launch, &args) == XD_OK);
     gpu.wait();
     return d_out.host<float>();
 }
@@ -287,7 +287,7 @@ static void check_pieces(int64_t m, int64_t n, bool by_columns) {
     ask.bf16 = true;
     const xd_launch launch = gpu.launch();
     const xd_matmul_args args = args_of(a, b, ask, out.at<float>());
-    CHECK(gpu.kernels().matmul(&launch, &args) == XD_OK);
+    CHECK(gpu.kernels()->matmul(&launch, &args) == XD_OK);
     gpu.wait();
     check_whole(out.host<float>(), m, n);
 }
@@ -363,7 +363,7 @@ XD_TEST(every_failing_call_becomes_a_result_and_leaves_nothing_behind) {
     xd_result result = XD_ERROR_DEVICE;
     for (long n = 1; result != XD_OK; n++) {
         emu_fail_call(n);
-        result = xd_ctx_kernels(ctx).matmul(&launch, &args);
+        result = xd_ctx_kernels(ctx)->matmul(&launch, &args);
         emu_fail_call(0);
         emu_reset_errors();
         CHECK(result == XD_OK || result == XD_ERROR_DEVICE || result == XD_ERROR_MEMORY);
@@ -387,7 +387,7 @@ static void check_refused(const char *name, const char *words, const char *more 
     const char *message = xd_last_error(ctx)->message;
     CHECK(strstr(message, words) && strstr(message, more));
     if (!strstr(message, words) || !strstr(message, more)) printf("    %s\n", message);
-    CHECK(cuda == nullptr && xd_ctx_kernels(ctx).device == XD_DEVICE_CPU);
+    CHECK(cuda == nullptr && xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU);
     const float ones[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
     float out = 0.0f;
     xd_matmul_args args = {};
@@ -494,13 +494,13 @@ XD_TEST(a_product_can_be_captured_into_a_graph) {
     ask.bf16 = true;
     const xd_launch launch = gpu.launch();
     const xd_matmul_args args = args_of(a, b, ask, out.at<float>());
-    CHECK(gpu.kernels().matmul(&launch, &args) == XD_OK); /* loads what the library needs */
+    CHECK(gpu.kernels()->matmul(&launch, &args) == XD_OK); /* loads what the library needs */
     gpu.wait();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     seal();
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    CHECK(gpu.kernels().matmul(&launch, &args) == XD_OK);
+    CHECK(gpu.kernels()->matmul(&launch, &args) == XD_OK);
     CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
     unseal();
     CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
@@ -510,7 +510,7 @@ XD_TEST(a_product_can_be_captured_into_a_graph) {
         CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
         gpu.wait();
         const std::vector<float> replayed = out.host<float>();
-        CHECK(gpu.kernels().matmul(&launch, &args) == XD_OK);
+        CHECK(gpu.kernels()->matmul(&launch, &args) == XD_OK);
         gpu.wait();
         CHECK_SAME(replayed, out.host<float>());
     }

@@ -179,7 +179,7 @@ XD_TEST(sums_follow_a_maximum_that_comes_late) {
 /* True where the path with a cluster a row is there; elsewhere its tests have nothing to test. */
 static bool has_clusters() {
     const Gpu plain, gpu(XD_REDUCTION_DETERMINISTIC, true);
-    return plain.kernels().loss.fused != gpu.kernels().loss.fused;
+    return plain.kernels()->loss.fused != gpu.kernels()->loss.fused;
 }
 
 XD_TEST(rows_that_stay_in_a_cluster_have_the_losses_of_the_cpu) {
@@ -358,7 +358,7 @@ static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
                                             rows * (size_t)s.stride() * xd_dtype_size(s.gradient));
     Device x(student), y(teacher), l(labels), scale(scales), cuts(offsets), out(result);
     Device refs(zeros), own(zeros), sums(zeros), mixtures(zeros);
-    const xd_loss_kernels k = gpu.kernels().loss;
+    const xd_loss_kernels k = gpu.kernels()->loss;
     const xd_launch launch = gpu.launch();
     std::vector<xd_loss_args> args(shards);
     for (size_t i = 0; i < shards; i++) {

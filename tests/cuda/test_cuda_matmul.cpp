@@ -30,7 +30,7 @@ static std::vector<float> multiply(Gpu *gpu, const Matrix &a, const Matrix &b, s
     args.out = d_out.at<float>();
     args.out_stride = b.view.cols;
     args.accumulate = accumulate;
-    CHECK(gpu->kernels().matmul(&launch, &args) == XD_OK);
+    CHECK(gpu->kernels()->matmul(&launch, &args) == XD_OK);
     gpu->wait();
     return d_out.host<float>();
 }

@@ -175,7 +175,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
     CHECK(xd_vocab_create(gpu.ctx, world, begin, begin + columns, TP_COLS, &vocab) == XD_OK);
     std::vector<float> terms(x.size());
     {
-        const xd_device_ops memory = xd_ctx_kernels(gpu.ctx).memory;
+        const xd_device_ops *memory = &xd_ctx_kernels(gpu.ctx)->memory;
         const size_t bytes = x.size() * sizeof(float), label_bytes = labels.size() * sizeof(int64_t);
         const size_t sizes[] = {
             bytes, bytes, bytes, label_bytes, sizeof(xd_status), sizeof(xd_loss_values)
@@ -185,8 +185,8 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         const xd_launch launch = xd_ctx_launch(gpu.ctx);
         void *at[6];
         for (int i = 0; i < 6; i++) {
-            at[i] = memory.allocate(gpu.ctx, sizes[i]);
-            CHECK(memory.copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
+            at[i] = memory->allocate(gpu.ctx, sizes[i]);
+            CHECK(memory->copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
         }
         xd_mft_desc d = xd_mft_defaults();
         d.loss.student = d.loss.common.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
@@ -204,7 +204,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         CHECK(xd_read(gpu.ctx, &values, out, sizeof values) == XD_OK);
         CHECK(xd_barrier(world) == XD_OK); /* nobody frees what a peer may read */
         if (gpu.rank == 0) w->values = values;
-        for (int i = 0; i < 6; i++) memory.release(gpu.ctx, at[i]);
+        for (int i = 0; i < 6; i++) memory->release(gpu.ctx, at[i]);
     }
     w->put(gpu.rank, x, &w->gradient);
     w->put(gpu.rank, terms, &w->terms);

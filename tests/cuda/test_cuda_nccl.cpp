@@ -437,7 +437,7 @@ static void sum_fast(Member *m) {
         const void *pieces[RANKS];
         for (int r = 0; r < RANKS; r++) pieces[r] = sent[(size_t)r].data();
         const xd_launch launch = xd_ctx_launch(m->ctx);
-        CHECK(xd_reduce_kernels_cpu().pieces(&launch, want.data(), pieces, RANKS, 300, dtype, XD_SUM) ==
+        CHECK(xd_reduce_kernels_cpu()->pieces(&launch, want.data(), pieces, RANKS, 300, dtype, XD_SUM) ==
               XD_OK);
         CHECK(xd_read(m->ctx, sums.data(), out.at(), sums.size()) == XD_OK);
         for (int64_t i = 0; i < 300; i++)

@@ -81,7 +81,7 @@ static void step_both(Gpu *gpu, xd_ctx *host, std::vector<Update> *updates, xd_u
         on_host.push_back((*updates)[k].host);
         on_device.push_back((*updates)[k].device);
     }
-    const xd_optimizer_kernels plain = *xd_optimizer_kernels_cpu(), cuda = gpu->kernels().optimizer;
+    const xd_optimizer_kernels plain = *xd_optimizer_kernels_cpu(), cuda = gpu->kernels()->optimizer;
     const xd_launch host_launch = xd_ctx_launch(host), launch = gpu->launch();
     args.array_count = (int64_t)updates->size();
     args.arrays = on_host.data();
@@ -161,7 +161,7 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
         CHECK(xd_optimizer_kernels_cpu()->lerp(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
-        CHECK(gpu.kernels().optimizer.lerp(&launch, &args) == XD_OK);
+        CHECK(gpu.kernels()->optimizer.lerp(&launch, &args) == XD_OK);
         gpu.wait();
         CHECK_ELEMENTS(to, target, d_target.host<unsigned char>());
     }
@@ -191,7 +191,7 @@ XD_TEST(casts_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
         CHECK(xd_optimizer_kernels_cpu()->cast(&host_launch, &array, 1) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
-        CHECK(gpu.kernels().optimizer.cast(&launch, &array, 1) == XD_OK);
+        CHECK(gpu.kernels()->optimizer.cast(&launch, &array, 1) == XD_OK);
         gpu.wait();
         CHECK_ELEMENTS(to, target, d_target.host<unsigned char>());
     }
@@ -213,7 +213,7 @@ XD_TEST(scaling_has_the_bits_of_the_cpu) {
         xd_scale_args args = { data.data(), n, dtype, 0.7f };
         CHECK(xd_optimizer_kernels_cpu()->scale(&host_launch, &args) == XD_OK);
         args.data = d_data.at();
-        CHECK(gpu.kernels().optimizer.scale(&launch, &args) == XD_OK);
+        CHECK(gpu.kernels()->optimizer.scale(&launch, &args) == XD_OK);
         gpu.wait();
         CHECK_ELEMENTS(dtype, data, d_data.host<unsigned char>());
     }
@@ -245,7 +245,7 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
     CHECK(xd_optimizer_kernels_cpu()->norm(&host_launch, &args, &expected) == XD_OK);
     args.arrays = on_device.data();
     seal();
-    CHECK(gpu->kernels().optimizer.norm(&launch, &args, sum.at<xd_norm_sum>()) == XD_OK);
+    CHECK(gpu->kernels()->optimizer.norm(&launch, &args, sum.at<xd_norm_sum>()) == XD_OK);
     unseal();
     gpu->wait();
     const xd_norm_sum got = sum.host<xd_norm_sum>()[0];
@@ -272,7 +272,7 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
     clip.norm = d_norm.at<double>();
     clip.not_finite = d_count.at<int64_t>();
     clip.coefficient = d_coefficient.at<float>();
-    CHECK(gpu->kernels().clip(&launch, &clip) == XD_OK);
+    CHECK(gpu->kernels()->clip(&launch, &clip) == XD_OK);
     gpu->wait();
     const double d = d_norm.host<double>()[0];
     const float c = d_coefficient.host<float>()[0];
@@ -302,7 +302,7 @@ XD_TEST(arrays_of_many_rates_are_stepped_in_pieces) {
     std::vector<Update> updates;
     CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
     xd_update_args args = update_args();
-    CHECK(gpu.kernels().optimizer.list_create(gpu.ctx, 50, &args.list) == XD_OK);
+    CHECK(gpu.kernels()->optimizer.list_create(gpu.ctx, 50, &args.list) == XD_OK);
     updates.reserve(60);
     for (int k = 0; k < 60; k++) {
         updates.emplace_back(&random, random.below(30), XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_NONE, 0, false);
@@ -313,8 +313,8 @@ XD_TEST(arrays_of_many_rates_are_stepped_in_pieces) {
     for (Update &update : updates) update.host.step_size = update.device.step_size = 0.001f;
     step_both(&gpu, host, &updates, args, false, 0.5f);
     for (const Update &update : updates) update.check();
-    gpu.kernels().optimizer.list_destroy(args.list);
-    gpu.kernels().optimizer.list_destroy(nullptr);
+    gpu.kernels()->optimizer.list_destroy(args.list);
+    gpu.kernels()->optimizer.list_destroy(nullptr);
     xd_ctx_destroy(host);
 }
 

@@ -105,7 +105,7 @@ XD_TEST(strided_blocks_are_copied_as_on_the_cpu) {
         for (unsigned char &byte : source) byte = (unsigned char)random.bits();
         const Device d_source(source), d_target(target);
         for (const xd_copy &c : copies) xd_copy_run(&c, source.data(), target.data(), size);
-        CHECK(gpu.kernels().copies(&launch, copies.data(), (int64_t)copies.size(), d_source.at(), d_target.at(), size) ==
+        CHECK(gpu.kernels()->copies(&launch, copies.data(), (int64_t)copies.size(), d_source.at(), d_target.at(), size) ==
               XD_OK);
         gpu.wait();
         CHECK_SAME(target, d_target.host<unsigned char>());

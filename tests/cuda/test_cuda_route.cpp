@@ -140,7 +140,7 @@ struct Member {
     xd_ctx *ctx;
     xd_cuda *cuda = nullptr;
     cudaStream_t stream = nullptr;
-    xd_kernels kernels;
+    const xd_kernels *kernels;
     xd_route *route = nullptr;
     xd_route_span spans[2][2];
     xd_route_side teacher, student;
@@ -152,12 +152,12 @@ struct Member {
         : scene(s), rank(xd_comm_rank(comm)), world(comm), ctx(xd_comm_ctx(comm)) {
         if (s->transport == SHARED || s->transport == MESSAGES || s->transport == PROCESSES) use_gpu();
         kernels = xd_ctx_kernels(ctx);
-        logits = (unsigned char *)kernels.memory.allocate(ctx, BATCH_BYTES);
-        log = (unsigned char *)kernels.memory.allocate(ctx, STEPS * BATCH_BYTES);
+        logits = (unsigned char *)kernels->memory.allocate(ctx, BATCH_BYTES);
+        log = (unsigned char *)kernels->memory.allocate(ctx, STEPS * BATCH_BYTES);
     }
     ~Member() {
-        kernels.memory.release(ctx, logits);
-        kernels.memory.release(ctx, log);
+        kernels->memory.release(ctx, logits);
+        kernels->memory.release(ctx, log);
         xd_cuda_destroy(cuda);
         if (stream) cudaStreamDestroy(stream);
     }
@@ -173,7 +173,7 @@ struct Member {
     }
     void copy(void *to, const void *from, size_t bytes, xd_copy_kind kind) {
         const xd_launch launch = xd_ctx_launch(ctx);
-        CHECK(kernels.memory.copy(&launch, to, from, bytes, kind) == XD_OK);
+        CHECK(kernels->memory.copy(&launch, to, from, bytes, kind) == XD_OK);
     }
 
     xd_result open() {

@@ -381,7 +381,7 @@ XD_TEST(device_memory_comes_from_the_callers_allocator) {
     CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
     pool_fail = 1;
     CHECK(xd_cuda_create(ctx, &desc, &cuda) == XD_ERROR_MEMORY);
-    CHECK(cuda == nullptr && xd_ctx_kernels(ctx).device == XD_DEVICE_CPU);
+    CHECK(cuda == nullptr && xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU);
     pool_fail = 0;
     CHECK(xd_cuda_create(ctx, &desc, &cuda) == XD_OK);
     CHECK(pool_live > 0);
@@ -393,7 +393,7 @@ XD_TEST(device_memory_comes_from_the_callers_allocator) {
     CHECK(xd_cuda_create(ctx, &desc, &second) == XD_ERROR_STATE);
     xd_cuda_destroy(cuda);
     CHECK_EQ_INT(pool_live, 0);
-    CHECK(xd_ctx_kernels(ctx).device == XD_DEVICE_CPU);
+    CHECK(xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU);
     xd_ctx_destroy(ctx);
 }
 
@@ -422,7 +422,7 @@ XD_TEST(calls_leave_the_threads_current_device_alone) {
 XD_TEST(dtypes_without_a_place_are_refused_by_name) {
     Gpu gpu;
     const xd_launch launch = gpu.launch();
-    const xd_optimizer_kernels cuda = gpu.kernels().optimizer;
+    const xd_optimizer_kernels cuda = gpu.kernels()->optimizer;
     float x = 0.0f;
     const Device data(&x, sizeof x);
     xd_scale_args scale = { data.at(), 1, XD_DTYPE_I32, 1.0f };

@@ -171,7 +171,7 @@ XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
     a.values = d_best.at<double>();
     a.ids = d_ids.at<int64_t>();
     const xd_launch launch = gpu.launch();
-    CHECK(gpu.kernels().topk.select_merge(&launch, &a) == XD_OK);
+    CHECK(gpu.kernels()->topk.select_merge(&launch, &a) == XD_OK);
     gpu.wait();
     static const int64_t expected[6] = { 2, 20, 0, 22, 0, 3 };
     const std::vector<int64_t> got = d_ids.host<int64_t>();

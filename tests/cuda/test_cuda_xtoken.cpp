@@ -186,17 +186,17 @@ static xd_xtoken_args teacher_args_at(const ProjectedCase &c, const Places &p, v
 
 /* Forward: sums in cells; without fixed point also chunks and dy. */
 static void sum_and_compare(xd_ctx *ctx, const ProjectedCase &c, const Places &p, void *at) {
-    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_xtoken_args a = args_at(c, p, at);
     const xd_xtoken_args t = teacher_args_at(c, p, at);
     a.cells = a.student;
-    CHECK(kernels.project(&launch, &a) == XD_OK);
-    CHECK(kernels.target(&launch, &t) == XD_OK);
+    CHECK(kernels->project(&launch, &a) == XD_OK);
+    CHECK(kernels->target(&launch, &t) == XD_OK);
     if (c.fixed) return;
-    CHECK(kernels.divergence(&launch, &a) == XD_OK);
+    CHECK(kernels->divergence(&launch, &a) == XD_OK);
     a.cells = place<double>(at, p.delta_cells);
-    CHECK(kernels.delta(&launch, &a) == XD_OK);
+    CHECK(kernels->delta(&launch, &a) == XD_OK);
 }
 
 static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool fixed) {
@@ -254,7 +254,7 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
     for (int i = 0; i < PLACES; i++) place<xd_xtoken_chunk>(board.bytes.data(), p.chunks)[i].largest = 1.0;
     const std::vector<unsigned char> after =
         pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+            const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_xtoken_args a = args_at(c, p, at);
             a.delta = place<double>(at, p.delta);
@@ -262,7 +262,7 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
                 memset(&a.matrix, 0, sizeof a.matrix);
                 a.u = place<float>(at, p.u);
             }
-            CHECK(kernels.gradient(&launch, &a) == XD_OK);
+            CHECK(kernels->gradient(&launch, &a) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     const size_t g = c.in_place ? p.student : p.gradient;
@@ -308,7 +308,7 @@ XD_TEST(deltas_in_fixed_point_are_those_of_the_cpu) {
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_xtoken_args a = args_at(c, p, at);
             a.cells = place<double>(at, p.delta_cells);
-            CHECK(xd_ctx_kernels(ctx).xtoken.delta(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.delta(&launch, &a) == XD_OK);
         });
     check_cells(after.data() + p.delta_cells, board.bytes.data() + p.delta_cells, 7, true);
 }
@@ -332,7 +332,7 @@ XD_TEST(nothing_to_do_is_no_launch) {
     Gpu gpu;
     xd_xtoken_args a = {};
     const xd_launch launch = gpu.launch();
-    const xd_xtoken_kernels kernels = gpu.kernels().xtoken;
+    const xd_xtoken_kernels kernels = gpu.kernels()->xtoken;
     CHECK(kernels.project(&launch, &a) == XD_OK && kernels.target(&launch, &a) == XD_OK);
     CHECK(kernels.divergence(&launch, &a) == XD_OK && kernels.delta(&launch, &a) == XD_OK);
     CHECK(kernels.gradient(&launch, &a) == XD_OK);

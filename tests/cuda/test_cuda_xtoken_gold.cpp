@@ -59,7 +59,7 @@ static void compare_log_probs(Pair *pair, xd_dtype dtype, bool fixed, bool with_
             a.cells = place<double>(at, cells);
             a.fixed = fixed;
             a.scratch = place<float>(at, scratch);
-            CHECK(xd_ctx_kernels(ctx).xtoken.log_probs(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.log_probs(&launch, &a) == XD_OK);
         });
     const std::vector<double> mine = cells_of(after.data() + cells, columns, fixed);
     const std::vector<double> theirs = cells_of(board.bytes.data() + cells, columns, fixed);
@@ -101,7 +101,7 @@ XD_TEST(a_chunk_may_have_any_number_of_rows) {
             a.count = ROWS;
             a.cells = place<double>(at, cells);
             a.scratch = place<float>(at, scratch);
-            CHECK(xd_ctx_kernels(ctx).xtoken.log_probs(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.log_probs(&launch, &a) == XD_OK);
         });
     check_cells(after.data() + cells, board.bytes.data() + cells, COLUMNS, false);
 }
@@ -159,7 +159,7 @@ static void compare_pairs(Pair *pair, bool fixed, bool reverse, PairsForm form, 
             a.slope = place<float>(at, slope);
             a.best = place<double>(at, best);
             a.scratch = place<float>(at, scratch);
-            CHECK(xd_ctx_kernels(ctx).xtoken.pair(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.pair(&launch, &a) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_cells(a + cell, b + cell, 1, fixed);
@@ -205,7 +205,7 @@ XD_TEST(totals_are_those_of_the_cpu) {
                 a.cells = place<double>(at, cell);
                 a.fixed = fixed;
                 a.scratch = place<float>(at, scratch);
-                CHECK(xd_ctx_kernels(ctx).xtoken.total(&launch, &a) == XD_OK);
+                CHECK(xd_ctx_kernels(ctx)->xtoken.total(&launch, &a) == XD_OK);
             });
         if (fixed)
             CHECK(memcmp(after.data() + cell, board.bytes.data() + cell, sizeof(xd_fixed)) == 0);
@@ -243,7 +243,7 @@ static void compare_tails(Pair *pair, int64_t size, int64_t every, int64_t begin
             t.values = place<double>(at, values);
             t.found = place<int64_t>(at, found);
             t.scratch = place<float>(at, scratch);
-            CHECK(xd_ctx_kernels(ctx).xtoken.tail(&launch, &t) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.tail(&launch, &t) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_near((const double *)(const void *)(a + values), (const double *)(const void *)(b + values), k,
@@ -318,7 +318,7 @@ static void compare_merges(Pair *pair, const MergeCase &c) {
             m.slope = place<float>(at, slope);
             m.out = place<double>(at, out);
             m.places = place<int64_t>(at, places);
-            CHECK(xd_ctx_kernels(ctx).xtoken.merge(&launch, &m) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.merge(&launch, &m) == XD_OK);
         });
     const double *mine = (const double *)(const void *)(after.data() + out);
     const double *theirs = (const double *)(const void *)(board.bytes.data() + out);

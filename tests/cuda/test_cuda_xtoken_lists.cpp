@@ -154,14 +154,14 @@ static void check_cells(const unsigned char *a, const unsigned char *b, int64_t 
 
 /* On a CPU row after row, from its slopes; on a GPU all at once, from the places of ids in the lists. */
 static void lists_gradient(xd_ctx *ctx, xd_xtoken_args a, double *scratch) {
-    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
     const xd_launch launch = xd_ctx_launch(ctx);
-    if (!kernels.list_slopes) {
-        CHECK(kernels.row_deltas(&launch, &a) == XD_OK);
-        CHECK(kernels.list_slots(&launch, &a) == XD_OK);
+    if (!kernels->list_slopes) {
+        CHECK(kernels->row_deltas(&launch, &a) == XD_OK);
+        CHECK(kernels->list_slots(&launch, &a) == XD_OK);
         a.delta = a.out;
         a.matrix.places = a.slots;
-        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        CHECK(kernels->gradient(&launch, &a) == XD_OK);
         return;
     }
     const double *deltas = a.cells;
@@ -171,12 +171,12 @@ static void lists_gradient(xd_ctx *ctx, xd_xtoken_args a, double *scratch) {
         const double largest = a.chunks[a.places[0]].largest, delta = deltas[r] * largest / a.temperature;
         xd_xtoken_args one = a;
         if (largest != 0.0) {
-            CHECK(kernels.list_slopes(&launch, &a) == XD_OK);
+            CHECK(kernels->list_slopes(&launch, &a) == XD_OK);
             one.u = a.slope;
             one.delta = &delta;
         }
         one.matrix.begin = nullptr;
-        CHECK(kernels.gradient(&launch, &one) == XD_OK);
+        CHECK(kernels->gradient(&launch, &one) == XD_OK);
     }
 }
 
@@ -188,15 +188,15 @@ static void compare_lists(Pair *pair, const ListsCase &c, uint64_t seed) {
     const Places p = lay_out(&board, c, &random);
     const std::vector<unsigned char> after =
         pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+            const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_xtoken_args a = args_at(c, p, at);
             a.cells = a.student;
-            CHECK(kernels.list_project(&launch, &a) == XD_OK);
+            CHECK(kernels->list_project(&launch, &a) == XD_OK);
             if (c.fixed) return;
-            CHECK(kernels.list_divergence(&launch, &a) == XD_OK);
+            CHECK(kernels->list_divergence(&launch, &a) == XD_OK);
             a.cells = place<double>(at, p.deltas);
-            CHECK(kernels.list_delta(&launch, &a) == XD_OK);
+            CHECK(kernels->list_delta(&launch, &a) == XD_OK);
             lists_gradient(ctx, a, place<double>(at, p.scratch));
         });
     const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };
@@ -253,7 +253,7 @@ XD_TEST(deltas_over_lists_in_fixed_point_are_those_of_the_cpu) {
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_xtoken_args a = args_at(c, p, at);
             a.cells = place<double>(at, p.deltas);
-            CHECK(xd_ctx_kernels(ctx).xtoken.list_delta(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.list_delta(&launch, &a) == XD_OK);
         });
     check_cells(after.data() + p.deltas, board.bytes.data() + p.deltas, COUNT, true);
 }

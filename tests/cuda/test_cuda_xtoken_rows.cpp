@@ -41,7 +41,7 @@ static void compare_moments(Pair *pair, xd_dtype dtype, bool odd, bool entropy, 
             a.labels = labelled ? place<int64_t>(at, labels) : nullptr;
             a.moments = place<double>(at, out);
             a.entropy = entropy;
-            CHECK(xd_ctx_kernels(ctx).xtoken.moments(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.moments(&launch, &a) == XD_OK);
         });
     for (int i = 0; i < COUNT; i++) {
         const size_t row = out + (size_t)(i * XD_XTOKEN_MOMENTS) * sizeof(double);
@@ -66,25 +66,25 @@ XD_TEST(moments_of_rows_are_those_of_the_cpu) {
 
 /* On a CPU row after row, what `spread` makes of it; on a GPU all at once. */
 static void rows_gradient(xd_ctx *ctx, xd_xtoken_args a, xd_xtoken_chunk *chunks) {
-    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
     const xd_launch launch = xd_ctx_launch(ctx);
-    if (!kernels.spread) {
+    if (!kernels->spread) {
         xd_xtoken_args ids = a;
         ids.columns = a.vocabulary;
-        CHECK(kernels.slots(&launch, &ids) == XD_OK);
+        CHECK(kernels->slots(&launch, &ids) == XD_OK);
         a.matrix.places = a.slots;
         a.direct = true;
-        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        CHECK(kernels->gradient(&launch, &a) == XD_OK);
         return;
     }
     a.count = 1;
     a.chunks = nullptr;
     for (int i = 0; i < COUNT; i++, a.rows++, a.student += a.k) {
         a.scale = chunks[i].factor;
-        CHECK(kernels.spread(&launch, &a) == XD_OK);
+        CHECK(kernels->spread(&launch, &a) == XD_OK);
         a.u = chunks[i].largest != 0.0 ? a.slope : nullptr;
         a.scale = 1.0;
-        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        CHECK(kernels->gradient(&launch, &a) == XD_OK);
     }
 }
 
@@ -115,7 +115,7 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
     const size_t gradient = board.add(logits(dtype, shape, &random));
     const std::vector<unsigned char> after =
         pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+            const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
             xd_xtoken_args a = {};
             a.logits = rows_at(at, x, dtype, shape);
@@ -128,16 +128,16 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
             a.k = k;
             a.cells = place<double>(at, picked);
             a.scale = 0.7;
-            CHECK(kernels.pick(&launch, &a) == XD_OK);
+            CHECK(kernels->pick(&launch, &a) == XD_OK);
             a.add = true;
             a.scale = 0.3;
-            CHECK(kernels.pick(&launch, &a) == XD_OK);
+            CHECK(kernels->pick(&launch, &a) == XD_OK);
             a.student = place<double>(at, student);
             a.teacher = place<double>(at, teacher);
             a.divisor = 1.3;
             a.chunks = place<xd_xtoken_chunk>(at, chunks_at);
             a.reverse = reverse;
-            CHECK(kernels.compare(&launch, &a) == XD_OK);
+            CHECK(kernels->compare(&launch, &a) == XD_OK);
             a.slope = place<float>(at, slope);
             a.slots = place<int32_t>(at, slots);
             a.places = place<int64_t>(at, places);
@@ -213,7 +213,7 @@ static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool wit
             a.ce_weight = 0.6;
             a.labels = place<int64_t>(at, labels);
             a.written = place<uint8_t>(at, written);
-            CHECK(xd_ctx_kernels(ctx).xtoken.gradient(&launch, &a) == XD_OK);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.gradient(&launch, &a) == XD_OK);
         });
     const int64_t elements = ROWS * shape.stride();
     check_near(widened(after.data() + g, dtype, elements).data(),

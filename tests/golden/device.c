@@ -32,7 +32,7 @@ void golden_device_close(golden_device *device) {
 #endif
 
 bool golden_on_device(const xd_ctx *ctx) {
-    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
+    return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
 }
 
 /* ---- loans ---- */
@@ -40,9 +40,10 @@ bool golden_on_device(const xd_ctx *ctx) {
 /* A copy that fails leaves nothing to compare: the program stops. */
 static void golden_copy(xd_ctx *ctx, void *to, const void *from, size_t bytes, xd_copy_kind kind) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     if (bytes == 0) return;
-    if (memory.copy(&launch, to, from, bytes, kind) == XD_OK && memory.synchronize(&launch) == XD_OK) return;
+    if (memory->copy(&launch, to, from, bytes, kind) == XD_OK && memory->synchronize(&launch) == XD_OK)
+        return;
     fprintf(stderr, "golden: %s\n", xd_last_error(ctx)->message);
     exit(2);
 }
@@ -59,7 +60,7 @@ static void *golden_lend(golden_loans *l, void *host, size_t bytes, bool comes_b
             l->loan[i].comes_back = l->loan[i].comes_back || comes_back;
             return l->loan[i].there;
         }
-    void *there = l->count < GOLDEN_LOANS ? xd_ctx_kernels(l->ctx).memory.allocate(l->ctx, bytes) : NULL;
+    void *there = l->count < GOLDEN_LOANS ? xd_ctx_kernels(l->ctx)->memory.allocate(l->ctx, bytes) : NULL;
     if (!there) {
         fprintf(stderr, "golden: no room on the device for array %d of %zu bytes\n", l->count, bytes);
         exit(2);
@@ -107,7 +108,7 @@ void golden_home(golden_loans *l) {
 
 xd_result golden_back(golden_loans *l, xd_result result) {
     if (result == XD_OK) golden_home(l);
-    for (int i = 0; i < l->count; i++) xd_ctx_kernels(l->ctx).memory.release(l->ctx, l->loan[i].there);
+    for (int i = 0; i < l->count; i++) xd_ctx_kernels(l->ctx)->memory.release(l->ctx, l->loan[i].there);
     l->count = 0;
     return result;
 }

@@ -18,8 +18,10 @@ typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t
 
 /* loss.c: the entries stats and mixture with a sweep for the columns, and the plain sweeps' columns
  * [begin, end). */
-XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
-XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_loss_stats_rows(const xd_launch *launch, const xd_loss_args *a, xdi_loss_sweep sweep,
+                                         const void *state);
+XD_PRIVATE xd_result xdi_loss_mixture_rows(const xd_launch *launch, const xd_loss_args *a,
+                                           xdi_loss_sweep sweep, const void *state);
 XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
                                        const double *ref, xdi_loss_sums *sums);
 XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
@@ -34,7 +36,8 @@ typedef void (*xdi_topk_sweep)(const void *state, const xd_topk_args *a, int64_t
                                int64_t end, xdi_topk_sums *sums);
 
 /* topk.c: the entry topk_stats with a sweep for the columns, and the plain sweep. */
-XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
+                                         const void *state);
 XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
                                        int64_t end, xdi_topk_sums *sums);
 
@@ -65,7 +68,8 @@ typedef struct xdi_cosine_sums {
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
 /* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
-XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state);
+XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
+                                              xdi_cosine_sweep sweep, const void *state);
 XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
 
 /* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at

@@ -21,10 +21,12 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
     return finite ? max : NAN;
 }
 
-static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+static void xdi_cpu_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
     const int64_t columns = xdi_loss_columns(a);
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *ref = a->references + r * XD_LOSS_REFERENCES;
         int64_t arg, teacher_arg;
         if (a->row_scale[r] == 0.0) {
@@ -39,7 +41,10 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
         ref[XD_LOSS_TEACHER_AT_ARG] = arg < 0 ? -INFINITY : xdi_loss_load(&a->teacher, r, arg);
         ref[XD_LOSS_TEACHER_MAX] = xdi_loss_row_max(&a->teacher, r, columns, &teacher_arg);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_references_rows, a);
 }
 
 /* Joins one shard's references to those of the shards before it. */
@@ -139,8 +144,19 @@ static void xdi_loss_stats_row(const void *state, const xd_loss_args *a, int64_t
     xdi_loss_stats_columns(a, r, 0, xdi_loss_columns(a), ref, sums);
 }
 
-XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+/* The arguments of an entry and the sweep over a row's columns. */
+typedef struct xdi_loss_swept {
+    const xd_loss_args *a;
+    xdi_loss_sweep sweep;
+    const void *state;
+} xdi_loss_swept;
+
+static void xdi_loss_stats_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_loss_swept *s = (const xdi_loss_swept *)args;
+    const xd_loss_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const double *ref = a->references + r * XD_LOSS_REFERENCES;
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
@@ -149,7 +165,7 @@ XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep,
             sums.plain[XD_LOSS_BAD] = 1.0;
             sums.exact[XD_LOSS_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            sweep(state, a, r, ref, &sums);
+            s->sweep(s->state, a, r, ref, &sums);
             xdi_loss_stats_target(a, r, ref, &sums);
         }
         if (a->fixed)
@@ -159,10 +175,14 @@ XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep,
     }
 }
 
+XD_PRIVATE xd_result xdi_loss_stats_rows(const xd_launch *launch, const xd_loss_args *a, xdi_loss_sweep sweep,
+                                         const void *state) {
+    const xdi_loss_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_loss_stats_piece, &s);
+}
+
 static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    xdi_loss_stats_rows(a, xdi_loss_stats_row, NULL);
-    return XD_OK;
+    return xdi_loss_stats_rows(launch, a, xdi_loss_stats_row, NULL);
 }
 
 /* Whole-row sums from fixed ones: the limbs of all shards added. */
@@ -340,12 +360,17 @@ static void xdi_loss_mixture_row(const void *state, const xd_loss_args *a, int64
     xdi_loss_mixture_columns(a, r, 0, xdi_loss_columns(a), sums);
 }
 
-XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_loss_mixture_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_loss_swept *s = (const xdi_loss_swept *)args;
+    const xd_loss_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
         sums.fixed = a->fixed;
-        if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE) sweep(state, a, r, NULL, &sums);
+        if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
+            s->sweep(s->state, a, r, NULL, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
             if (a->fixed)
                 ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
@@ -355,10 +380,14 @@ XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep swee
     }
 }
 
+XD_PRIVATE xd_result xdi_loss_mixture_rows(const xd_launch *launch, const xd_loss_args *a,
+                                           xdi_loss_sweep sweep, const void *state) {
+    const xdi_loss_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_loss_mixture_piece, &s);
+}
+
 static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    xdi_loss_mixture_rows(a, xdi_loss_mixture_row, NULL);
-    return XD_OK;
+    return xdi_loss_mixture_rows(launch, a, xdi_loss_mixture_row, NULL);
 }
 
 static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
@@ -429,26 +458,26 @@ static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns)
     }
 }
 
-static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         const int64_t columns = counts ? xdi_loss_columns(a) : 0;
         xdi_loss_grad_row(a, r, columns);
         for (int64_t c = columns; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
     }
-    return XD_OK;
 }
 
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
-    xd_loss_kernels kernels;
-    kernels.references = xdi_cpu_loss_references;
-    kernels.merge_references = xdi_cpu_loss_merge_references;
-    kernels.stats = xdi_cpu_loss_stats;
-    kernels.combine = xdi_cpu_loss_combine;
-    kernels.mixture = xdi_cpu_loss_mixture;
-    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
-    kernels.grad = xdi_cpu_loss_grad;
-    kernels.fused = NULL;
-    return kernels;
+static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_grad_rows, a);
+}
+
+XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
+    static const xd_loss_kernels kernels = {
+        xdi_cpu_loss_references, xdi_cpu_loss_merge_references, xdi_cpu_loss_stats, xdi_cpu_loss_combine,
+        xdi_cpu_loss_mixture,    xdi_cpu_loss_mixture_combine,  xdi_cpu_loss_grad,  NULL,
+    };
+    return &kernels;
 }

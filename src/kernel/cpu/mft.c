@@ -115,10 +115,15 @@ XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t colum
         xdi_mft_write_at(a, r, c, xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c));
 }
 
+static void xdi_cpu_mft_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
+}
+
 static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
-    return XD_OK;
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_write_rows, a);
 }
 
 /* ---- cosine ---- */
@@ -132,15 +137,20 @@ static double xdi_cosine_magnitude(const xd_rows *x, int64_t r, int64_t columns)
     return largest;
 }
 
-static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_mft_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
         const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
         sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
         sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_largest_rows, a);
 }
 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
@@ -169,14 +179,25 @@ static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int
     }
 }
 
-XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->student.rows; r++) {
+/* The arguments of the entry and the sweep over a row's columns. */
+typedef struct xdi_cosine_swept {
+    const xd_mft_args *a;
+    xdi_cosine_sweep sweep;
+    const void *state;
+} xdi_cosine_swept;
+
+static void xdi_cosine_products_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xdi_cosine_swept *s = (const xdi_cosine_swept *)args;
+    const xd_mft_args *a = s->a;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         int x_exponent, y_exponent;
         xdi_cosine_sums sums;
         memset(&sums, 0, sizeof sums);
         if (xdi_mft_counts(a, r) && xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent) &&
             xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent))
-            sweep(state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
+            s->sweep(s->state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_COSINE_SUMS, sums.exact, sizeof sums.exact);
         else
@@ -184,10 +205,14 @@ XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep 
     }
 }
 
+XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
+                                              xdi_cosine_sweep sweep, const void *state) {
+    const xdi_cosine_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cosine_products_piece, &s);
+}
+
 static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    xdi_cosine_products_rows(a, xdi_cosine_products_row, NULL);
-    return XD_OK;
+    return xdi_cosine_products_rows(launch, a, xdi_cosine_products_row, NULL);
 }
 
 static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
@@ -239,9 +264,11 @@ XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, 
 
 /* As written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
-static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xdi_cosine_slope(a, r, &of_x, &of_y);
@@ -251,17 +278,16 @@ static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *
             xdi_loss_store(&a->gradient, r, c, from_x + from_y);
         }
     }
-    return XD_OK;
 }
 
-XD_API xd_mft_kernels xd_mft_kernels_cpu(void) {
-    xd_mft_kernels kernels;
-    kernels.at_label = xdi_cpu_mft_at_label;
-    kernels.correct = xdi_cpu_mft_correct;
-    kernels.write = xdi_cpu_mft_write;
-    kernels.largest = xdi_cpu_mft_largest;
-    kernels.products = xdi_cpu_mft_products;
-    kernels.cosine = xdi_cpu_mft_cosine;
-    kernels.slopes = xdi_cpu_mft_slopes;
-    return kernels;
+static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_slopes_rows, a);
+}
+
+XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
+    static const xd_mft_kernels kernels = {
+        xdi_cpu_mft_at_label, xdi_cpu_mft_correct, xdi_cpu_mft_write,  xdi_cpu_mft_largest,
+        xdi_cpu_mft_products, xdi_cpu_mft_cosine,  xdi_cpu_mft_slopes,
+    };
+    return &kernels;
 }

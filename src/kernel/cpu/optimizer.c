@@ -137,6 +137,56 @@ static const xdi_span_kernels xdi_plain_spans = {
 
 /* ---- walks over arrays ---- */
 
+/* Arrays are spread over threads in blocks, whole ones from an array's beginning on: how they are cut depends on their
+ * sizes alone. */
+enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
+
+/* What is done to arrays, one after the other: elements [begin, end) of array k. */
+typedef struct xdi_walk {
+    const void *job;
+    int64_t arrays;
+    int64_t (*count)(const void *job, int64_t k);
+    void (*run)(const void *job, int64_t k, int64_t begin, int64_t end);
+} xdi_walk;
+
+static int64_t xdi_walk_blocks(const xdi_walk *w, int64_t k) {
+    return (w->count(w->job, k) + XDI_WALK_BLOCK - 1) / XDI_WALK_BLOCK;
+}
+
+/* Blocks [begin, end) of those of all arrays. */
+static void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end, int slot) {
+    const xdi_walk *w = (const xdi_walk *)args;
+    int64_t first = 0; /* block of array k */
+    (void)launch, (void)slot;
+    for (int64_t k = 0; k < w->arrays && first < end; k++) {
+        const int64_t count = w->count(w->job, k), blocks = xdi_walk_blocks(w, k);
+        const int64_t from = begin > first ? begin - first : 0,
+                      to = end - first < blocks ? end - first : blocks;
+        if (from < to)
+            w->run(w->job, k, from * XDI_WALK_BLOCK,
+                   to * XDI_WALK_BLOCK < count ? to * XDI_WALK_BLOCK : count);
+        first += blocks;
+    }
+}
+
+/* Blocks a piece; *blocks receives all. Few elements are one piece. */
+static int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks) {
+    int64_t elements = 0;
+    *blocks = 0;
+    for (int64_t k = 0; k < w->arrays; k++) {
+        elements += w->count(w->job, k);
+        *blocks += xdi_walk_blocks(w, k);
+    }
+    if (elements <= XDI_WALK_BLOCK) return *blocks > 0 ? *blocks : 1;
+    return (*blocks + XDI_WALK_PIECES - 1) / XDI_WALK_PIECES;
+}
+
+static xd_result xdi_walk_run(const xd_launch *launch, const xdi_walk *w) {
+    int64_t blocks;
+    const int64_t grain = xdi_walk_grain(w, &blocks);
+    return xdi_spread_items(launch, blocks, grain, xdi_walk_piece, w);
+}
+
 static bool xdi_span_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
@@ -215,17 +265,30 @@ static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dty
     return XD_OK;
 }
 
+typedef struct xdi_lerp_job {
+    const xd_lerp_args *args;
+    const xdi_span_kernels *spans;
+} xdi_lerp_job;
+
+static int64_t xdi_lerp_count(const void *job, int64_t k) {
+    return ((const xdi_lerp_job *)job)->args->arrays[k].count;
+}
+
+static void xdi_lerp_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_lerp_job *j = (const xdi_lerp_job *)job;
+    for (int64_t at = begin; at < end; at += XDI_SPAN)
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &j->args->arrays[k], at,
+                      xdi_span_length(end, at));
+}
+
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
         XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_lerp_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_SPAN)
-            xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
-    }
-    return XD_OK;
+    const xdi_lerp_job job = { args, spans };
+    const xdi_walk walk = { &job, args->array_count, xdi_lerp_count, xdi_lerp_part };
+    return xdi_walk_run(launch, &walk);
 }
 
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -269,28 +332,45 @@ static xd_update_array xdi_update_next(const xd_update_args *args, const xd_upda
     return a;
 }
 
+typedef struct xdi_update_job {
+    const xd_update_args *args;
+    const xdi_span_kernels *spans;
+    xdi_span_update update;
+} xdi_update_job;
+
+static int64_t xdi_update_count(const void *job, int64_t k) {
+    return ((const xdi_update_job *)job)->args->arrays[k].count;
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
+static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_update_job *j = (const xdi_update_job *)job;
+    const xd_update_args *args = j->args;
+    const xd_update_array next = xdi_update_next(args, &args->arrays[k], j->update == j->spans->adam),
+                          *a = &next;
+    float widened[XDI_SPAN];
+    xd_lerp_array average;
+    average.target = a->average;
+    average.target_dtype = a->average_dtype;
+    average.source = a->value ? a->value : a->master;
+    average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        j->update(args, a, xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
+        if (a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
+        if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
+    }
+}
+
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update) {
-    float widened[XDI_SPAN];
+    const xdi_update_job job = { args, spans, update };
+    const xdi_walk walk = { &job, args->array_count, xdi_update_count, xdi_update_part };
     XD_TRY(xdi_update_check(launch, args));
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
-                              *a = &next;
-        xd_lerp_array average;
-        average.target = a->average;
-        average.target_dtype = a->average_dtype;
-        average.source = a->value ? a->value : a->master;
-        average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
-        for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
-            const int64_t n = xdi_span_length(a->count, at);
-            update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
-            if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
-            if (a->average) xdi_lerp_span(spans, args->keep, args->weighted_sum, &average, at, n);
-        }
-        if (a->steps) ++*a->steps;
-    }
+    XD_TRY(xdi_walk_run(launch, &walk));
+    for (int64_t k = 0; k < args->array_count; k++)
+        if (args->arrays[k].steps) ++*args->arrays[k].steps;
     return XD_OK;
 }
 
@@ -299,16 +379,40 @@ static bool xdi_cast_takes(xd_dtype dtype) {
            dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
 }
 
-static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
+static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a, int64_t begin,
+                           int64_t end) {
     float widened[XDI_SPAN];
-    for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(a->count, at);
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
         if (a->target_dtype == XD_DTYPE_F32)
             spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
         else
             spans->narrow(xdi_span_widen(spans, a->source, a->source_dtype, at, n, widened),
                           (uint16_t *)a->target + at, a->target_dtype, n);
     }
+}
+
+typedef struct xdi_cast_job {
+    const xd_cast_array *arrays;
+    const xdi_span_kernels *spans;
+} xdi_cast_job;
+
+static int64_t xdi_cast_count(const void *job, int64_t k) {
+    return ((const xdi_cast_job *)job)->arrays[k].count;
+}
+
+static void xdi_cast_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_cast_job *j = (const xdi_cast_job *)job;
+    const xd_cast_array *a = &j->arrays[k];
+    const size_t size = xd_dtype_size(a->target_dtype);
+    if (a->target_dtype == a->source_dtype)
+        memcpy((char *)a->target + (size_t)begin * size, (const char *)a->source + (size_t)begin * size,
+               (size_t)(end - begin) * size);
+    else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
+        xdi_cast_spans(j->spans, a, begin, end);
+    else
+        for (int64_t i = begin; i < end; i++)
+            xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
@@ -323,37 +427,46 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
     if (xdi_status_refuses(launch->status)) return XD_OK;
-    for (int64_t k = 0; k < array_count; k++) {
-        const xd_cast_array *a = &arrays[k];
-        if (a->count == 0) continue; /* an empty array may be NULL */
-        if (a->target_dtype == a->source_dtype)
-            memcpy(a->target, a->source, (size_t)a->count * xd_dtype_size(a->target_dtype));
-        else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
-            xdi_cast_spans(spans, a);
-        else
-            for (int64_t i = 0; i < a->count; i++)
-                xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
+    const xdi_cast_job job = { arrays, spans };
+    const xdi_walk walk = { &job, array_count, xdi_cast_count,
+                            xdi_cast_part }; /* an empty array may be NULL */
+    return xdi_walk_run(launch, &walk);
+}
+
+typedef struct xdi_scale_job {
+    const xd_scale_args *args;
+    const xdi_span_kernels *spans;
+} xdi_scale_job;
+
+static int64_t xdi_scale_count(const void *job, int64_t k) {
+    (void)k;
+    return ((const xdi_scale_job *)job)->args->count;
+}
+
+static void xdi_scale_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_scale_job *j = (const xdi_scale_job *)job;
+    const xd_scale_args *args = j->args;
+    float values[XDI_SPAN];
+    (void)k;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        if (args->dtype == XD_DTYPE_F32) {
+            j->spans->scale((float *)args->data + at, args->factor, n);
+            continue;
+        }
+        j->spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
+        j->spans->scale(values, args->factor, n);
+        j->spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
     }
-    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
                                    const xdi_span_kernels *spans) {
-    float values[XDI_SPAN];
+    const xdi_scale_job job = { args, spans };
+    const xdi_walk walk = { &job, 1, xdi_scale_count, xdi_scale_part };
     XD_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(args->count, at);
-        float *x = (float *)args->data + at;
-        if (args->dtype == XD_DTYPE_F32) {
-            spans->scale(x, args->factor, n);
-            continue;
-        }
-        spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
-        spans->scale(values, args->factor, n);
-        spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
-    }
-    return XD_OK;
+    return xdi_walk_run(launch, &walk);
 }
 
 /* ---- norms ---- */
@@ -484,25 +597,73 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
         }
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
- * order, which depends on how arrays are cut, or an exact one, which does not. */
+/* What a piece of the arrays adds, and where to. */
+typedef struct xdi_norm_job {
+    const xd_norm_args *args;
+    const xdi_span_kernels *spans;
+    xd_norm_sum *sum;
+} xdi_norm_job;
+
+static int64_t xdi_norm_count(const void *job, int64_t k) {
+    return ((const xdi_norm_job *)job)->args->arrays[k].count;
+}
+
+static void xdi_norm_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_norm_job *j = (const xdi_norm_job *)job;
+    const xd_norm_array *a = &j->args->arrays[k];
+    /* Bins pay from a few spans on: emptying them costs as much as adding one. */
+    const bool binned = j->spans->fast && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
+                        a->count >= 4 * XDI_SPAN;
+    for (int64_t at = begin; binned && at < end; at += XDI_NORM_BLOCK)
+        xdi_norm_block(j->args, j->spans, a, at, end - at < XDI_NORM_BLOCK ? end : at + XDI_NORM_BLOCK,
+                       j->sum);
+    for (int64_t at = begin; !binned && at < end; at += XDI_SPAN)
+        xdi_norm_span(j->args, j->spans, a, at, xdi_span_length(end, at), j->sum);
+}
+
+/* The sums of all pieces. */
+typedef struct xdi_norm_pieces {
+    xdi_norm_job job;
+    int64_t blocks, grain;
+    xd_norm_sum sums[XDI_WALK_PIECES];
+} xdi_norm_pieces;
+
+static void xdi_norm_piece(void *argument, int64_t piece, int slot) {
+    xdi_norm_pieces *p = (xdi_norm_pieces *)argument;
+    xdi_norm_job job = p->job;
+    const xdi_walk walk = { &job, job.args->array_count, xdi_norm_count, xdi_norm_part };
+    const int64_t begin = piece * p->grain, left = p->blocks - begin;
+    job.sum = &p->sums[piece];
+    xdi_walk_piece(NULL, &walk, begin, begin + (left < p->grain ? left : p->grain), slot);
+}
+
+static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
+    sum->sum += part->sum;
+    sum->largest = part->largest > sum->largest ? part->largest : sum->largest;
+    sum->not_finite += part->not_finite;
+    sum->nan += part->nan;
+    for (int i = 0; i < XD_NORM_LIMBS; i++) sum->limbs[i] += part->limbs[i];
+    xdi_norm_carry(sum->limbs);
+}
+
+/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
+ * arrays, piece by piece, which depends on how arrays are cut, or an exact one, which does not. */
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
+    xdi_norm_pieces p = { { args, spans, sum }, 0, 0, { { 0.0, 0.0, 0, 0, { 0 } } } };
+    const xdi_walk walk = { &p.job, args->array_count, xdi_norm_count, xdi_norm_part };
     for (int64_t k = 0; k < args->array_count; k++)
         XD_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                    xd_dtype_name(args->arrays[k].dtype));
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_norm_array *a = &args->arrays[k];
-        /* Bins pay from a few spans on: emptying them costs as much as adding one. */
-        const bool binned = spans->fast && args->exact && args->type != XD_NORM_MAX && !a->replica &&
-                            a->count >= 4 * XDI_SPAN;
-        for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
-            xdi_norm_block(args, spans, a, at,
-                           a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
-        for (int64_t at = 0; !binned && at < a->count; at += XDI_SPAN)
-            xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
+    p.grain = xdi_walk_grain(&walk, &p.blocks);
+    const int64_t pieces = (p.blocks + p.grain - 1) / p.grain;
+    if (pieces <= 1) {
+        xdi_walk_piece(launch, &walk, 0, p.blocks, 0);
+        return XD_OK;
     }
+    XD_TRY(xdi_parallel(launch->ctx, pieces, xdi_norm_piece, &p));
+    for (int64_t i = 0; i < pieces; i++) xdi_norm_join(sum, &p.sums[i]);
     return XD_OK;
 }
 

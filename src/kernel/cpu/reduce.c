@@ -164,9 +164,10 @@ static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const
     return XD_OK;
 }
 
-XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
-    xd_reduce_kernels kernels;
-    kernels.pieces = xdi_cpu_reduce_pieces;
-    kernels.leaves = xdi_cpu_reduce_leaves;
-    return kernels;
+XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void) {
+    static const xd_reduce_kernels kernels = {
+        xdi_cpu_reduce_pieces,
+        xdi_cpu_reduce_leaves,
+    };
+    return &kernels;
 }

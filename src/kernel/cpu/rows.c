@@ -218,15 +218,10 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
-XD_API xd_row_kernels xd_row_kernels_cpu(void) {
-    xd_row_kernels kernels;
-    kernels.count = xdi_cpu_rows_count;
-    kernels.denominator = xdi_cpu_rows_denominator;
-    kernels.ratio = xdi_cpu_rows_ratio;
-    kernels.scales = xdi_cpu_rows_scales;
-    kernels.sum = xdi_cpu_rows_sum;
-    kernels.finish = xdi_cpu_rows_finish;
-    kernels.column_maxima = xdi_cpu_rows_column_maxima;
-    kernels.sort_ids = xdi_cpu_rows_sort_ids;
-    return kernels;
+XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
+    static const xd_row_kernels kernels = {
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+    };
+    return &kernels;
 }

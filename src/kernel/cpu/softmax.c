@@ -4,10 +4,12 @@
 
 #include <math.h>
 
-static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
     const int64_t columns = a->end - a->begin;
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *part = a->parts + r * XD_SOFTMAX_PARTS;
         int64_t arg;
         part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
@@ -17,7 +19,10 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
             part[XD_SOFTMAX_SUM] +=
                 exp((xdi_loss_load(&a->logits, r, c) - part[XD_SOFTMAX_MAX]) / a->temperature);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_stats_rows, a);
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
@@ -57,27 +62,39 @@ static double xdi_softmax_log_prob(const xd_softmax_args *a, int64_t r, int64_t 
     return xdi_loss_load(&a->logits, r, c) / a->temperature - a->log_sum_exp[r];
 }
 
-static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++)
+static void xdi_cpu_softmax_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->end - a->begin; c++)
             xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->weights.rows; r++) {
+static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_rows, a);
+}
+
+static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         a->parts[r] = 0.0;
         for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->weights.rows, a->end - a->begin, xdi_cpu_softmax_row_sums_rows, a);
+}
+
+static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
     const int64_t columns = a->end - a->begin;
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double sum = 0.0;
         for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
         for (int64_t c = 0; c < columns; c++) {
@@ -86,7 +103,10 @@ static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const x
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -117,9 +137,11 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     return XD_OK;
 }
 
-static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, const void *args,
+                                                       int64_t begin, int64_t end, int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t id = a->ids[r];
         const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
         const int64_t columns = counts ? a->end - a->begin : 0;
@@ -129,7 +151,11 @@ static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, 
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin,
+                           xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
@@ -139,16 +165,13 @@ static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *ar
     return XD_OK;
 }
 
-XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void) {
-    xd_softmax_kernels kernels;
-    kernels.stats = xdi_cpu_softmax_stats;
-    kernels.merge = xdi_cpu_softmax_merge;
-    kernels.write = xdi_cpu_softmax_write;
-    kernels.row_sums = xdi_cpu_softmax_row_sums;
-    kernels.write_backward = xdi_cpu_softmax_write_backward;
-    kernels.pick = xdi_cpu_softmax_pick;
-    kernels.take = xdi_cpu_softmax_take;
-    kernels.write_target_backward = xdi_cpu_softmax_write_target_backward;
-    kernels.hits = xdi_cpu_softmax_hits;
-    return kernels;
+XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
+    static const xd_softmax_kernels kernels = {
+        xdi_cpu_softmax_stats,          xdi_cpu_softmax_merge,
+        xdi_cpu_softmax_write,          xdi_cpu_softmax_row_sums,
+        xdi_cpu_softmax_write_backward, xdi_cpu_softmax_pick,
+        xdi_cpu_softmax_take,           xdi_cpu_softmax_write_target_backward,
+        xdi_cpu_softmax_hits,
+    };
+    return &kernels;
 }

@@ -6,14 +6,20 @@
 #include <math.h>
 #include <string.h>
 
-static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         int64_t unused;
         a->maxima[r] = a->row_scale[r] != 0.0 ? xdi_loss_row_max(&a->logits, r, columns, &unused) : 0.0;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_cpu_topk_maxima_rows, a);
 }
 
 /* Shell sort: k is small and the ids mostly are no worse than random. */
@@ -60,25 +66,36 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
 
 /* The columns between the row's ids go to the sweep. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
-                               xdi_topk_sums *sums) {
+                               int64_t *order, xdi_topk_sums *sums) {
     const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
     const int64_t *ids = a->ids + r * a->k;
-    const int64_t inside = xdi_topk_order(ids, a->k, begin, end, a->order);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, end, order);
     int64_t next = 0;
     sums->plain[XD_TOPK_MAX] = a->maxima[r];
     for (int64_t j = 0; j < inside; j++)
-        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+        a->values[r * a->k + order[j]] = xdi_loss_load(&a->logits, r, ids[order[j]] - begin);
     if (!a->outside) return;
     for (int64_t j = 0; j < inside; j++) {
-        const int64_t column = ids[a->order[j]] - begin;
+        const int64_t column = ids[order[j]] - begin;
         if (next < column) sweep(state, a, r, next, column, sums);
         next = column + 1; /* an id that is there twice is left out once */
     }
     if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
 }
 
-XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state) {
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+/* The arguments of the entry and the sweep over a row's columns. */
+typedef struct xdi_topk_swept {
+    const xd_topk_args *a;
+    xdi_topk_sweep sweep;
+    const void *state;
+} xdi_topk_swept;
+
+static void xdi_topk_stats_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_topk_swept *s = (const xdi_topk_swept *)args;
+    const xd_topk_args *a = s->a;
+    (void)launch;
+    for (int64_t r = begin; r < end; r++) {
         xdi_topk_sums sums;
         memset(&sums, 0, sizeof sums);
         for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
@@ -86,7 +103,7 @@ XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep,
             sums.plain[XD_TOPK_BAD] = 1.0;
             sums.exact[XD_TOPK_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            xdi_topk_stats_row(a, r, sweep, state, &sums);
+            xdi_topk_stats_row(a, r, s->sweep, s->state, a->order + slot * a->k, &sums);
         }
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, sums.exact, sizeof sums.exact);
@@ -95,10 +112,15 @@ XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep,
     }
 }
 
+XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
+                                         const void *state) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xdi_topk_swept s = { a, sweep, state };
+    return xdi_spread_rows(launch, a->logits.rows, columns, xdi_topk_stats_piece, &s);
+}
+
 static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    (void)launch;
-    xdi_topk_stats_rows(a, xdi_topk_stats_columns, NULL);
-    return XD_OK;
+    return xdi_topk_stats_rows(launch, a, xdi_topk_stats_columns, NULL);
 }
 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
@@ -339,14 +361,16 @@ static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
     return false;
 }
 
-static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         xd_topk_row *row = a->row + r;
         xdi_topk_entries e;
         memset(row, 0, sizeof *row);
         memset(&e, 0, sizeof e);
-        e.s = a->scratch;
+        e.s = a->scratch + slot * 3 * (a->k + 1);
         e.t = e.s + a->k + 1;
         e.g = e.t + a->k + 1;
         e.ids = a->ids + r * a->k;
@@ -362,7 +386,10 @@ static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
         if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, 4 * a->k, xdi_cpu_topk_divergence_rows, a);
 }
 
 static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
@@ -384,16 +411,22 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
-static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
         for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++)
             xdi_loss_store(&a->gradient, r, c, 0.0);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_cpu_topk_grad_rows, a);
 }
 
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
@@ -408,9 +441,11 @@ XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, in
     return n < k ? n + 1 : k;
 }
 
-XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a) {
-    (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+static void xdi_cpu_select_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot) {
+    const xd_select_args *a = (const xd_select_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double *values = a->values + r * a->k;
         int64_t *ids = a->ids + r * a->k, n = 0;
         for (int64_t c = 0; c < a->columns; c++) {
@@ -424,7 +459,10 @@ XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_arg
             ids[n] = -1;
         }
     }
-    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_select_rows, a);
 }
 
 /* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
@@ -459,15 +497,10 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_arg
     return XD_OK;
 }
 
-XD_API xd_topk_kernels xd_topk_kernels_cpu(void) {
-    xd_topk_kernels kernels;
-    kernels.maxima = xdi_cpu_topk_maxima;
-    kernels.stats = xdi_cpu_topk_stats;
-    kernels.merge = xdi_cpu_topk_merge;
-    kernels.divergence = xdi_cpu_topk_divergence;
-    kernels.grad = xdi_cpu_topk_grad;
-    kernels.entries = xdi_cpu_topk_entries;
-    kernels.select = xdi_cpu_select;
-    kernels.select_merge = xdi_cpu_select_merge;
-    return kernels;
+XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void) {
+    static const xd_topk_kernels kernels = {
+        xdi_cpu_topk_maxima, xdi_cpu_topk_stats,   xdi_cpu_topk_merge, xdi_cpu_topk_divergence,
+        xdi_cpu_topk_grad,   xdi_cpu_topk_entries, xdi_cpu_select,     xdi_cpu_select_merge,
+    };
+    return &kernels;
 }

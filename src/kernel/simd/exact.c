@@ -65,9 +65,8 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
 
 XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain().stats(launch, a);
-    xdi_loss_stats_rows(a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
-    return XD_OK;
+        return xd_loss_kernels_cpu_plain()->stats(launch, a);
+    return xdi_loss_stats_rows(launch, a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
 }
 
 static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
@@ -92,9 +91,8 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
 
 XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain().mixture(launch, a);
-    xdi_loss_mixture_rows(a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
-    return XD_OK;
+        return xd_loss_kernels_cpu_plain()->mixture(launch, a);
+    return xdi_loss_mixture_rows(launch, a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
 }
 
 /* ---- sums outside the ids of a top-k loss ---- */
@@ -117,6 +115,5 @@ static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int
 }
 
 XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    xdi_topk_stats_rows(a, xdi_exact_topk_columns, xdi_loops_of(launch)->exact);
-    return XD_OK;
+    return xdi_topk_stats_rows(launch, a, xdi_exact_topk_columns, xdi_loops_of(launch)->exact);
 }

@@ -19,7 +19,7 @@ XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
 XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
 
 /* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level);
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
 XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16);
 

@@ -47,8 +47,8 @@ XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
     return xdi_level_of(level)->spans();
 }
 
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
-    return *xdi_level_of(level)->optimizer();
+XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level) {
+    return xdi_level_of(level)->optimizer();
 }
 
 XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16) {

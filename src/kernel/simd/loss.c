@@ -140,6 +140,7 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
  * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
  * integers that held then. */
 enum { XDI_FAST_KEPT = 32 };
+typedef char xdi_fast_kept_fits[XDI_FAST_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
 typedef struct xdi_fast_kept {
     int64_t begin; /* the first column of them */
@@ -293,19 +294,22 @@ static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t c
     return true;
 }
 
-static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double max, teacher_max = 0.0;
         int64_t arg, teacher_arg;
         if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
             !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
             (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
-            plain.references(launch, &one);
+            plain->references(launch, &one);
             continue;
         }
         one.references[XD_LOSS_MAX] = max;
@@ -313,24 +317,33 @@ static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss
         one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
         one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_references_rows, a);
 }
 
 /* The references are this shard's own: what the sweep finds by itself. */
-static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xdi_exact_stats(launch, a);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
         if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
-            plain.stats(launch, &one);
+            plain->stats(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    if (a->fixed) return xdi_exact_stats(launch, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_stats_rows, a);
 }
 
 /* ---- Jensen-Shannon divergence ---- */
@@ -400,15 +413,21 @@ static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *
         plain->mixture(launch, one);
 }
 
-static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xdi_exact_mixtures(launch, a);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+        xdi_fast_loss_row_mixture(launch, tiles, plain, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    if (a->fixed) return xdi_exact_mixtures(launch, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_mixture_rows, a);
 }
 
 /* ---- gradient ---- */
@@ -541,16 +560,22 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
 }
 
-static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+static void xdi_fast_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_loss_args *a = (const xd_loss_args *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, path);
+        xdi_fast_loss_row_grad(launch, tiles, plain, &one, NULL, path);
     }
     tiles->fence();
-    return XD_OK;
+}
+
+static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_grad_rows, a);
 }
 
 /* ---- all of it, row by row ---- */
@@ -566,48 +591,61 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* Where to keep a row's powers; false when there is no memory, and then they are taken twice. */
-static bool xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE;
+/* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
+static void xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
+    const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
     const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
-    kept->begin = (tiles - count) * XDI_TILE;
-    kept->powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
-    return kept->powers != NULL;
+    *begin = (tiles - count) * XDI_TILE;
+    *powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
 }
 
-static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one, xdi_fast_kept *kept,
-                                    xdi_fast_path path) {
+static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
+                               xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
     const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
-    if (one->shards > 1) return XD_OK;
+    if (one->shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
-    XD_TRY(plain->combine(launch, one));
+    plain->combine(launch, one);
     if (mixed) {
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
-        XD_TRY(plain->mixture_combine(launch, one));
+        plain->mixture_combine(launch, one);
     }
     if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
-    return XD_OK;
+}
+
+/* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
+typedef struct xdi_fast_fused {
+    const xd_loss_args *a;
+    float *powers;
+    int64_t begin; /* the first column of them */
+    bool streamed;
+} xdi_fast_fused;
+
+static void xdi_fast_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_fast_fused *f = (const xdi_fast_fused *)args;
+    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    xdi_fast_path path = { f->streamed, false };
+    xdi_fast_kept kept;
+    kept.begin = f->begin;
+    kept.powers = slot > 0 ? (float *)xdi_parallel_scratch(launch->ctx, slot) : f->powers;
+    for (int64_t r = begin; r < end; r++) {
+        xd_loss_args one = xdi_fast_row_args(f->a, r);
+        path.followed = r + 1 < end;
+        xdi_fast_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
+    }
+    tiles->fence();
 }
 
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
-    xd_result result = XD_OK;
-    xdi_fast_kept kept;
-    const bool keeps = xdi_fast_keeps(a) && xdi_fast_keep(launch->ctx, a, &kept);
-    for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
-        xd_loss_args one = xdi_fast_row_args(a, r);
-        path.followed = r + 1 < a->student.rows;
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, keeps ? &kept : NULL, path);
-    }
-    tiles->fence();
-    if (keeps) xdi_scratch_give(launch->ctx, kept.powers);
+    xdi_fast_fused f = { a, NULL, 0, xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data) };
+    if (xdi_fast_keeps(a)) xdi_fast_keep(launch->ctx, a, &f.powers, &f.begin);
+    const xd_result result =
+        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_fused_piece, &f);
+    xdi_scratch_give(launch->ctx, f.powers);
     return result;
 }
 

@@ -66,12 +66,15 @@ static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles,
         if (at[i] >= 0 && at[i] < columns) xdi_mft_write_at(a, r, at[i], x[i], y[i]);
 }
 
-static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         if (xdi_fast_fits(a->row[r].max, factor) && xdi_fast_fits(a->row[r].teacher_max, factor))
             xdi_mft_fast_row(level, tiles, a, r, columns, streamed);
@@ -79,20 +82,29 @@ static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *
             xdi_mft_write_row(a, r, columns);
     }
     tiles->fence();
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_write_rows, a);
 }
 
 /* ---- cosine ---- */
 
-static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
         sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
         sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_largest_rows, a);
 }
 
 static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -106,20 +118,25 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
-    xdi_cosine_products_rows(a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
-    return XD_OK;
+    return xdi_cosine_products_rows(launch, a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
 }
 
-static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
+static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xdi_cosine_slope(a, r, &of_x, &of_y);
         level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
                       xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_slopes_rows, a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */

@@ -26,7 +26,7 @@ static void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const voi
 static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
-        return xd_reduce_kernels_cpu().pieces(launch, out, pieces, ranks, count, dtype, op);
+        return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
     xdi_reduce_spans(xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu), out, pieces, ranks, count,
                      dtype, op);
     return XD_OK;

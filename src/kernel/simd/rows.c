@@ -52,42 +52,66 @@ static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a
     return true;
 }
 
-static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
-    const xd_softmax_kernels plain = xd_softmax_kernels_cpu();
+static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_softmax_args *a = (const xd_softmax_args *)args;
+    const xd_softmax_kernels *plain = xd_softmax_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16) return plain.stats(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         xd_softmax_args one = *a;
         if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
         one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
-        XD_TRY(plain.stats(launch, &one));
+        plain->stats(launch, &one);
     }
-    return XD_OK;
 }
 
-/* NaN is no maximum. */
-static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
-                                        int64_t columns, float *maxima) {
+static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_softmax_kernels_cpu()->stats(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_fast_softmax_stats_rows, a);
+}
+
+/* What the entry was called with. */
+typedef struct xdi_rows_maxima {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    float *maxima;
+} xdi_rows_maxima;
+
+/* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
+static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
+    const xd_rows *logits = m->logits;
     const xdi_rows_raise raise = xdi_loops_of(launch)->raise;
-    const int64_t piece = XDI_ROWS_PIECE,
+    const int64_t piece = XDI_ROWS_PIECE, last = end * piece < m->columns ? end * piece : m->columns,
                   most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
-    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
-        return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
-    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    (void)slot;
+    for (int64_t c = begin * piece; c < last; c++) m->maxima[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows;) {
         int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
         for (; r < logits->rows && count < most; r++)
-            if (!mask || mask[r]) rows[count++] = r;
+            if (!m->mask || m->mask[r]) rows[count++] = r;
         for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
-        for (int64_t c = 0; c < columns && count > 0; c += piece) {
+        for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
             for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
-            raise(x, columns - c < piece ? columns - c : piece, maxima + c);
+            raise(x, last - c < piece ? last - c : piece, m->maxima + c);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima) {
+    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
+    const xdi_rows_maxima m = { logits, mask, columns, maxima };
+    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
+        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
+    return xdi_spread_items(launch, pieces, 1, xdi_fast_column_maxima_piece, &m);
 }
 
 /* The entries that vectors do better. */

@@ -5,15 +5,22 @@
 #include <math.h>
 #include <string.h>
 
-static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    (void)slot;
+    for (int64_t r = begin; r < end; r++) {
         double max = 0.0;
         if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
         a->maxima[r] = max == INFINITY ? NAN : max;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_maxima_rows, a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
@@ -35,14 +42,14 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
 /* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
  * passed. */
 static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
-                                        int64_t inside, int64_t *next, float *copy) {
+                                        const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
     xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
-    if (*next >= inside || ids[a->order[*next]] - begin >= c + n) return x;
+    if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
     x.data = copy;
-    for (; *next < inside && ids[a->order[*next]] - begin < c + n; ++*next) {
-        const int64_t at = ids[a->order[*next]] - begin - c;
+    for (; *next < inside && ids[order[*next]] - begin < c + n; ++*next) {
+        const int64_t at = ids[order[*next]] - begin - c;
         if (x.bf16)
             ((uint16_t *)x.data)[at] = 0xff80;
         else
@@ -51,8 +58,9 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
     return x;
 }
 
-/* False for rows of the plain kernel; nothing is then written but a->order. */
-static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double *sums) {
+/* False for rows of the plain kernel; nothing is then written but the order. */
+static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
+                               double *sums) {
     const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
@@ -60,11 +68,11 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
     int64_t next = 0;
     if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
     const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
-    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, a->order);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, order);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         const int64_t n = xdi_fast_tile_at(c, columns);
         double tile_moment;
-        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, inside, &next, copy);
+        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, order, inside, &next, copy);
         sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
         moment += tile_moment;
     }
@@ -75,12 +83,14 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
     sums[XD_TOPK_BAD] = 0.0;
     for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
     for (int64_t j = 0; j < inside; j++)
-        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+        a->values[r * a->k + order[j]] = xdi_loss_load(&a->logits, r, ids[order[j]] - begin);
     return true;
 }
 
-static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r) {
+/* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
+static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
+    if (a->order) one.order = a->order + slot * a->k;
     one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
     one.logits.rows = 1;
     one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
@@ -100,18 +110,24 @@ static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
     return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
 }
 
-static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (!xdi_fast_topk_dtypes(a)) return plain.stats(launch, a);
-    if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
-        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
-        const xd_topk_args one = xdi_fast_topk_row(a, r);
-        XD_TRY(plain.stats(launch, &one));
+        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
+        const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+        plain->stats(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (a->fixed) return xdi_exact_topk_stats(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_stats_rows, a);
 }
 
 /* ---- gradient ---- */
@@ -152,11 +168,12 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (!xdi_fast_topk_dtypes(a)) return plain.grad(launch, a);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
+    for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
         if (!counts) {
@@ -164,11 +181,16 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
         } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_args one = xdi_fast_topk_row(a, r);
-            XD_TRY(plain.grad(launch, &one));
+            const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+            plain->grad(launch, &one);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->grad(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
+                           xdi_fast_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -318,31 +340,46 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
     return true;
 }
 
-static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *a, xdi_select_scratch *s) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    for (int64_t r = 0; r < a->logits.rows; r++) {
-        if (s && xdi_select_many(tiles, a, r, s)) continue;
-        xdi_select_few(tiles, a, r);
-    }
-}
+/* A selection, and where its first thread keeps candidates; NULL: nowhere. */
+typedef struct xdi_select_job {
+    const xd_select_args *a;
+    void *memory;
+    int64_t room;
+} xdi_select_job;
 
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xdi_select_job *job = (const xdi_select_job *)args;
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
     xdi_select_scratch s;
-    unsigned char *memory = NULL;
-    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
-        return xd_topk_kernels_cpu().select(launch, a);
-    s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
-    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 24);
+    void *memory = job->memory && slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : job->memory;
+    s.room = job->room;
     if (memory) {
-        s.from = (uint64_t *)(void *)memory;
+        s.from = (uint64_t *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
         s.keys = s.columns + s.room;
     }
-    xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
-    xdi_scratch_give(launch->ctx, memory);
-    return XD_OK;
+    for (int64_t r = begin; r < end; r++) {
+        if (memory && xdi_select_many(tiles, job->a, r, &s)) continue;
+        xdi_select_few(tiles, job->a, r);
+    }
+}
+
+XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+    xdi_select_job job = { a, NULL, 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32 };
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_topk_kernels_cpu()->select(launch, a);
+    const size_t bytes = (size_t)job.room * 24;
+    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
+        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without room: slowly */
+    /* Where the threads have no room for as many candidates, all rows are one piece. */
+    const xd_result result =
+        bytes <= XDI_POOL_SCRATCH
+            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_fast_select_piece, &job)
+            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_fast_select_piece, &job);
+    xdi_scratch_give(launch->ctx, job.memory);
+    return result;
 }
 
 /* The top-k entries that vectors do better. */

@@ -1,0 +1,30 @@
+/* Rows and arrays of an entry, spread over the threads of the launch's context. */
+
+#include "kernel/internal.h"
+
+/* Elements that are worth a thread's waking up. */
+enum { XDI_SPREAD_LEAST = 1 << 16 };
+
+typedef struct xdi_spread {
+    const xd_launch *launch;
+    const void *args;
+    xdi_spread_body body;
+} xdi_spread;
+
+static void xdi_spread_piece(void *argument, int64_t begin, int64_t end, int slot) {
+    const xdi_spread *s = (const xdi_spread *)argument;
+    s->body(s->launch, s->args, begin, end, slot);
+}
+
+XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
+                                      xdi_spread_body body, const void *args) {
+    xdi_spread s = { launch, args, body };
+    return xdi_parallel_range(launch->ctx, count, grain, xdi_spread_piece, &s);
+}
+
+XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
+                                     xdi_spread_body body, const void *args) {
+    int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
+    if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
+    return xdi_spread_items(launch, rows, grain, body, args);
+}

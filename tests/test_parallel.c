@@ -1,0 +1,626 @@
+/* Calls on several threads: the same bits for any number of them, in every mode; and the pool's own contract. */
+#include "xdistill.h"
+#include "xd_test.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { ROWS = 5, COLUMNS = 17001, K = 64, WIDTH = 96, HEAD_ROWS = 300, HEAD_COLUMNS = 800 };
+enum { PARAMS = 5, LARGE = 200000, OUT = 64 << 20 };
+
+/* ---- inputs and outputs ---- */
+
+static float student[ROWS * COLUMNS], teacher[ROWS * COLUMNS], weights[ROWS * COLUMNS],
+    gradient[ROWS * COLUMNS];
+static uint16_t student16[ROWS * COLUMNS], teacher16[ROWS * COLUMNS], gradient16[ROWS * COLUMNS];
+static int64_t labels[HEAD_ROWS];
+static float row_weight[ROWS];
+
+static float number(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(*state >> 33) / 1073741824.0 - 1.0);
+}
+
+static void fill(void) {
+    uint64_t state = 7;
+    for (int i = 0; i < ROWS * COLUMNS; i++) {
+        student[i] = 6.0f * number(&state);
+        teacher[i] = student[i] + 2.0f * number(&state);
+        weights[i] = number(&state);
+        student16[i] = xd_bf16_from_f32(student[i]);
+        teacher16[i] = xd_bf16_from_f32(teacher[i]);
+    }
+    for (int i = 0; i < HEAD_ROWS; i++) labels[i] = (int64_t)i * 7919 % HEAD_COLUMNS;
+    for (int i = 0; i < ROWS; i++) row_weight[i] = (float)(i + 1) / ROWS;
+    labels[3] = -100;
+}
+
+static xd_rows rows_of(void *data, xd_dtype dtype, int64_t count, int64_t columns) {
+    const xd_rows x = { data, dtype, count, columns, 0 };
+    return x;
+}
+
+/* What calls have given, one after the other. */
+typedef struct sink {
+    unsigned char *bytes;
+    size_t size;
+} sink;
+
+static void keep(sink *out, const void *data, size_t bytes) {
+    CHECK(out->size + bytes <= OUT);
+    if (out->size + bytes > OUT) return;
+    memcpy(out->bytes + out->size, data, bytes);
+    out->size += bytes;
+}
+
+/* ---- the calls that spread ---- */
+
+static void loss_of(xd_ctx *ctx, const xd_vocab *vocab, bool narrow, xd_divergence divergence, bool hard,
+                    sink *out) {
+    xd_loss_desc d;
+    xd_loss_values values;
+    float row_loss[ROWS];
+    memset(&d, 0, sizeof d);
+    memset(&values, 0, sizeof values);
+    d.student = narrow ? rows_of(student16, XD_DTYPE_BF16, ROWS, COLUMNS)
+                       : rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
+    d.teacher = narrow ? rows_of(teacher16, XD_DTYPE_BF16, ROWS, COLUMNS)
+                       : rows_of(teacher, XD_DTYPE_F32, ROWS, COLUMNS);
+    d.common.gradient = narrow ? rows_of(gradient16, XD_DTYPE_BF16, ROWS, COLUMNS)
+                               : rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
+    if (hard) d.common.labels = labels;
+    if (hard) d.label_smoothing = 0.1;
+    d.vocab = vocab;
+    d.hard_weight = hard ? 0.5 : 0.0;
+    d.soft_weight = 1.0;
+    d.common.row_weight = row_weight;
+    d.temperature = hard ? 2.0 : 1.0;
+    d.divergence = divergence;
+    d.beta = 0.5;
+    d.common.row_loss = row_loss;
+    CHECK_EQ_INT(xd_loss(ctx, &d, &values), XD_OK);
+    keep(out, &values.loss, sizeof values.loss);
+    keep(out, row_loss, sizeof row_loss);
+    keep(out, d.common.gradient.data, ROWS * COLUMNS * xd_dtype_size(d.common.gradient.dtype));
+}
+
+static void call_loss(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static const xd_divergence divergences[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD, XD_SOFT_CE };
+    for (int i = 0; i < 4; i++) loss_of(ctx, vocab, false, divergences[i], i % 2 == 0, out);
+    loss_of(ctx, vocab, true, XD_KL_FORWARD, false, out);
+    loss_of(ctx, vocab, true, XD_JSD, true, out);
+}
+
+static void call_topk_kl(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static const xd_topk_mode modes[] = { XD_TOPK_TAIL, XD_TOPK_RENORMALISE, XD_TOPK_ZERO_OUTSIDE };
+    for (int i = 0; i < 3; i++) {
+        xd_topk_desc d;
+        xd_loss_values values;
+        double log_probs[ROWS * K];
+        memset(&d, 0, sizeof d);
+        memset(&values, 0, sizeof values);
+        d.student = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
+        d.teacher = rows_of(teacher, XD_DTYPE_F32, ROWS, COLUMNS);
+        d.common.gradient = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
+        d.vocab = vocab;
+        d.k = K;
+        d.mode = modes[i];
+        d.divergence = i == 1 ? XD_JSD : XD_KL_FORWARD;
+        d.beta = 0.5;
+        d.student_log_probs = log_probs;
+        CHECK_EQ_INT(xd_topk_kl_loss(ctx, &d, &values), XD_OK);
+        keep(out, &values.loss, sizeof values.loss);
+        keep(out, log_probs, sizeof log_probs);
+        keep(out, gradient, sizeof gradient);
+    }
+}
+
+static void call_selection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static const int64_t counts[] = { 5, K };
+    const xd_rows x = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS),
+                  y = rows_of(teacher16, XD_DTYPE_BF16, ROWS, COLUMNS);
+    for (int i = 0; i < 2; i++) {
+        const size_t n = (size_t)(ROWS * counts[i]);
+        double values[ROWS * K];
+        int64_t ids[ROWS * K];
+        CHECK_EQ_INT(xd_vocab_topk(ctx, vocab, i ? y : x, counts[i], values, ids), XD_OK);
+        keep(out, values, n * sizeof *values);
+        keep(out, ids, n * sizeof *ids);
+        CHECK_EQ_INT(xd_vocab_topk_columns(ctx, vocab, i ? x : y, NULL, NULL, counts[i], ids, gradient),
+                     XD_OK);
+        keep(out, ids, (size_t)counts[i] * sizeof *ids);
+        keep(out, gradient, COLUMNS * sizeof *gradient); /* the maxima of the columns */
+    }
+}
+
+static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    const xd_rows x = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS),
+                  w = rows_of(weights, XD_DTYPE_F32, ROWS, COLUMNS);
+    const xd_rows to = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
+    double numbers[ROWS];
+    int64_t argmax[ROWS], ids[ROWS];
+    for (int i = 0; i < ROWS; i++) ids[i] = i * 1000;
+    CHECK_EQ_INT(xd_row_stats(ctx, vocab, x, 2.0, numbers, argmax), XD_OK);
+    keep(out, numbers, sizeof numbers);
+    keep(out, argmax, sizeof argmax);
+    CHECK_EQ_INT(xd_log_softmax(ctx, vocab, x, 2.0, to), XD_OK);
+    keep(out, gradient, sizeof gradient);
+    CHECK_EQ_INT(xd_log_softmax_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
+    keep(out, gradient, sizeof gradient);
+    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, ids, numbers), XD_OK);
+    keep(out, numbers, sizeof numbers);
+    CHECK_EQ_INT(xd_target_log_probs_backward(ctx, vocab, x, 2.0, ids, row_weight, to), XD_OK);
+    keep(out, gradient, sizeof gradient);
+}
+
+static void call_mft(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    xd_mft_desc d;
+    xd_loss_values values;
+    d = xd_mft_defaults();
+    memset(&values, 0, sizeof values);
+    d.loss.student = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
+    d.loss.teacher = rows_of(teacher, XD_DTYPE_F32, ROWS, COLUMNS);
+    d.loss.common.gradient = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
+    d.loss.common.labels = labels;
+    d.loss.vocab = vocab;
+    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_OK);
+    keep(out, &values.loss, sizeof values.loss);
+    keep(out, gradient, sizeof gradient);
+    d.loss.common.labels = NULL;
+    CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_OK);
+    keep(out, &values.loss, sizeof values.loss);
+    keep(out, gradient, sizeof gradient);
+}
+
+static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static float hidden_gradient[HEAD_ROWS * WIDTH], weight_gradient[HEAD_COLUMNS * WIDTH];
+    xd_head_loss_desc d;
+    xd_loss_values values;
+    xd_vocab *own = NULL;
+    (void)vocab;
+    memset(&d, 0, sizeof d);
+    memset(&values, 0, sizeof values);
+    memset(weight_gradient, 0, sizeof weight_gradient);
+    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, HEAD_COLUMNS, HEAD_COLUMNS, &own), XD_OK);
+    d.student.hidden = rows_of(weights, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
+    d.student.weight = rows_of(student, XD_DTYPE_F32, HEAD_COLUMNS, WIDTH);
+    d.hidden_gradient = rows_of(hidden_gradient, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
+    d.weight_gradient = weight_gradient;
+    d.loss.vocab = own;
+    d.loss.hard_weight = 1.0;
+    d.loss.common.labels = labels;
+    CHECK_EQ_INT(xd_head_loss(ctx, &d, &values), XD_OK);
+    keep(out, &values.loss, sizeof values.loss);
+    keep(out, hidden_gradient, sizeof hidden_gradient);
+    keep(out, weight_gradient, sizeof weight_gradient);
+    xd_vocab_destroy(own);
+}
+
+/* Shapes that are cut by columns, by rows and by both, and leave edges. */
+static void call_matmul(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static const int64_t shapes[][3] = { { 65, 70, 1200 }, { 600, 130, 70 }, { 430, 190, 440 }, { 3, 5, 7 } };
+    static float product[600 * 1300];
+    (void)vocab;
+    for (int i = 0; i < 8; i++) {
+        const int64_t *n = shapes[i / 2];
+        xd_matmul_args p;
+        memset(&p, 0, sizeof p);
+        const xd_rows a = rows_of(student, XD_DTYPE_F32, n[0], n[1]);
+        const xd_rows b = rows_of(teacher16, XD_DTYPE_BF16, n[2], n[1]);
+        p.a = xd_matrix_of_rows(&a);
+        p.b = xd_matrix_transposed(xd_matrix_of_rows(&b));
+        p.out = product;
+        p.out_stride = n[2];
+        p.bf16 = i % 2 == 1;
+        for (int64_t j = 0; j < n[0] * n[2]; j++) product[j] = 0.5f;
+        p.accumulate = i % 2 == 0;
+        CHECK_EQ_INT(xd_matmul(ctx, &p, NULL), XD_OK);
+        keep(out, product, (size_t)(n[0] * n[2]) * sizeof *product);
+    }
+}
+
+static float parameters[2 * LARGE], gradients[2 * LARGE];
+static uint16_t narrow[LARGE];
+
+/* One large parameter, some small ones, one without elements. */
+static void training_params(xd_param params[PARAMS]) {
+    static const int64_t counts[PARAMS] = { 3, LARGE, 0, 70000, 1000 };
+    static const char *const names[PARAMS] = { "a", "b", "c", "d", "e" };
+    int64_t at = 0;
+    memset(params, 0, PARAMS * sizeof *params);
+    for (int i = 0; i < PARAMS; i++) {
+        params[i].name = names[i];
+        params[i].value = parameters + at;
+        params[i].gradient = gradients + at;
+        params[i].dtype = XD_DTYPE_F32;
+        params[i].count = counts[i];
+        at += counts[i];
+    }
+    params[3].value = narrow;
+    params[3].dtype = XD_DTYPE_BF16;
+    for (int64_t i = 0; i < at; i++) {
+        parameters[i] = student[i % (ROWS * COLUMNS)];
+        gradients[i] = weights[i % (ROWS * COLUMNS)];
+    }
+    for (int i = 0; i < LARGE; i++) narrow[i] = student16[i % (ROWS * COLUMNS)];
+}
+
+static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    xd_param params[PARAMS];
+    xd_optimizer *optimizer = NULL;
+    xd_ema *ema = NULL;
+    (void)vocab;
+    for (int kind = 0; kind < 2; kind++) {
+        xd_optimizer_desc d;
+        xd_ema_desc average;
+        xd_optimizer_step_desc step;
+        xd_gradient_norm_desc measure;
+        xd_gradient_norm norm;
+        training_params(params);
+        d = xd_adamw_defaults(params, PARAMS);
+        memset(&average, 0, sizeof average);
+        memset(&measure, 0, sizeof measure);
+        measure.params = params;
+        measure.param_count = PARAMS;
+        if (kind) d = xd_sgd_defaults(params, PARAMS);
+        d.momentum = 0.9;
+        measure.max_norm = 1.0;
+        measure.type = kind ? XD_NORM_L1 : XD_NORM_L2;
+        average.decay = 0.9;
+        average.init_from_current = true;
+        CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
+        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &average, &ema), XD_OK);
+        for (int i = 0; i < 2; i++) {
+            memset(&step, 0, sizeof step);
+            CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
+            step.gradient_scale = &norm.coefficient;
+            step.ema = i ? ema : NULL;
+            CHECK_EQ_INT(xd_optimizer_step(optimizer, &step, NULL), XD_OK);
+            if (!i) CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
+            keep(out, &norm.norm, sizeof norm.norm);
+        }
+        CHECK_EQ_INT(xd_clip_gradients(ctx, params, PARAMS, 0.7f), XD_OK);
+        keep(out, parameters, sizeof parameters);
+        keep(out, narrow, sizeof narrow);
+        keep(out, gradients, sizeof gradients);
+        for (int64_t i = 0; i < xd_ema_count(ema); i++) {
+            const xd_param shadow = xd_ema_view(ema, i);
+            keep(out, shadow.value, (size_t)shadow.count * xd_dtype_size(shadow.dtype));
+        }
+        xd_ema_destroy(ema);
+        xd_optimizer_destroy(optimizer);
+    }
+}
+
+static void call_align(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    enum { JOBS = 20, TOKENS = 40 };
+    static xd_token_span spans[JOBS][2][TOKENS];
+    xd_align_job jobs[JOBS];
+    (void)vocab;
+    memset(jobs, 0, sizeof jobs);
+    for (int i = 0; i < JOBS; i++) {
+        for (int j = 0; j < TOKENS; j++) {
+            spans[i][0][j].begin = 3 * j;
+            spans[i][0][j].end = 3 * j + 3;
+            spans[i][1][j].begin = j * (i + 1) % 3 + 3 * j;
+            spans[i][1][j].end = (j + 1) * (i + 1) % 3 + 3 * j + 3;
+        }
+        jobs[i].student.spans = spans[i][0];
+        jobs[i].teacher.spans = spans[i][1];
+        jobs[i].student.count = TOKENS;
+        jobs[i].teacher.count = TOKENS - i % 3;
+    }
+    CHECK_EQ_INT(xd_align_batch(ctx, jobs, JOBS), XD_OK);
+    for (int i = 0; i < JOBS; i++) {
+        keep(out, jobs[i].out.chunks, (size_t)jobs[i].out.count * sizeof *jobs[i].out.chunks);
+        keep(out, &jobs[i].report, sizeof jobs[i].report);
+        xd_alignment_destroy(ctx, &jobs[i].out);
+    }
+}
+
+static void call_projection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    enum { IDS = 90, DIMENSIONS = 24 };
+    (void)vocab;
+    for (int i = 0; i < 2; i++) {
+        xd_projection_rows made;
+        memset(&made, 0, sizeof made);
+        CHECK_EQ_INT(i ? xd_projection_rows_from_embeddings(ctx, student, IDS, teacher, 2 * IDS, DIMENSIONS,
+                                                            4, 0.01, &made)
+                       : xd_projection_rows_from_similarities(ctx, weights, IDS, 2 * IDS, 4, 0.01, &made),
+                     XD_OK);
+        keep(out, made.ids, (size_t)(made.rows * made.k) * sizeof *made.ids);
+        keep(out, made.weights, (size_t)(made.rows * made.k) * sizeof *made.weights);
+        xd_projection_rows_destroy(ctx, &made);
+    }
+}
+
+/* ---- the same bits ---- */
+
+/* Every call that spreads over threads. */
+static const struct {
+    const char *name;
+    void (*run)(xd_ctx *ctx, const xd_vocab *vocab, sink *out);
+} calls[] = {
+    { "xd_loss", call_loss },
+    { "xd_topk_kl_loss", call_topk_kl },
+    { "xd_vocab_topk, xd_vocab_topk_columns", call_selection },
+    { "xd_row_stats, xd_log_softmax, xd_target_log_probs, and back", call_softmax },
+    { "xd_mft_loss, xd_cosine_loss", call_mft },
+    { "xd_head_loss", call_head },
+    { "xd_matmul", call_matmul },
+    { "xd_optimizer_step, xd_ema_update, xd_gradient_norm_compute, xd_clip_gradients", call_training },
+    { "xd_align_batch", call_align },
+    { "xd_projection_rows_from_similarities, xd_projection_rows_from_embeddings", call_projection },
+};
+enum { CALLS = sizeof calls / sizeof *calls };
+
+/* A parallel_for of the test: three threads that take pieces from the last one on, and count them. */
+typedef struct loop {
+    void (*body)(void *argument, int64_t piece);
+    void *argument;
+    int64_t next, rounds; /* next: atomic */
+    int64_t twice, never; /* a piece that is run so; -1: none */
+    bool beyond;          /* one more than there are */
+} loop;
+
+static void *loop_thread(void *argument) {
+    loop *l = (loop *)argument;
+    for (;;) {
+        const int64_t piece = __atomic_sub_fetch(&l->next, 1, __ATOMIC_RELAXED);
+        if (piece < 0) return NULL;
+        if (piece != l->never) l->body(l->argument, piece);
+        if (piece == l->twice) l->body(l->argument, piece);
+    }
+}
+
+static void loop_run(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece),
+                     void *argument) {
+    loop *l = (loop *)user;
+    pthread_t threads[3];
+    l->body = body;
+    l->argument = argument;
+    l->rounds++;
+    __atomic_store_n(&l->next, pieces + (l->beyond ? 1 : 0), __ATOMIC_RELAXED);
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(pthread_create(&threads[i], NULL, loop_thread, l), 0);
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(pthread_join(threads[i], NULL), 0);
+}
+
+static void loop_clear(loop *l) {
+    memset(l, 0, sizeof *l);
+    l->twice = l->never = -1;
+}
+
+static xd_ctx *open_ctx(int threads, loop *own, xd_reduction reduction, xd_cpu_level level) {
+    xd_ctx_desc desc;
+    xd_ctx *ctx = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.threads = threads;
+    desc.reduction = reduction;
+    desc.cpu = level;
+    if (own) desc.parallel_for.run = loop_run;
+    if (own) desc.parallel_for.user = own;
+    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+    return ctx;
+}
+
+static void run_call(int call, int threads, loop *own, xd_reduction reduction, xd_cpu_level level,
+                     sink *out) {
+    xd_ctx *ctx = open_ctx(threads, own, reduction, level);
+    xd_vocab *vocab = NULL;
+    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    out->size = 0;
+    memset(gradient, 0, sizeof gradient);
+    memset(gradient16, 0, sizeof gradient16);
+    calls[call].run(ctx, vocab, out);
+    xd_vocab_destroy(vocab);
+    xd_ctx_destroy(ctx);
+}
+
+static void compare(int call, xd_reduction reduction, xd_cpu_level level, sink *one, sink *other) {
+    static const int threads[] = { 2, 3, 7, 2 }; /* the last one with the caller's parallel_for */
+    loop own;
+    loop_clear(&own);
+    run_call(call, 1, NULL, reduction, level, one);
+    for (int i = 0; i < 4; i++) {
+        run_call(call, threads[i], i == 3 ? &own : NULL, reduction, level, other);
+        const bool same = one->size == other->size && memcmp(one->bytes, other->bytes, one->size) == 0;
+        CHECK(same);
+        if (!same)
+            printf("%s, %s, mode %d, %d threads\n", calls[call].name, xd_cpu_level_name(level),
+                   (int)reduction, threads[i]);
+    }
+    if (own.rounds == 0) printf("%s does not spread\n", calls[call].name);
+    CHECK(own.rounds > 0);
+}
+
+static void compare_all(xd_reduction reduction) {
+    sink one = { (unsigned char *)malloc(OUT), 0 }, other = { (unsigned char *)malloc(OUT), 0 };
+    fill();
+    CHECK(one.bytes && other.bytes);
+    for (int call = 0; call < CALLS; call++) {
+        compare(call, reduction, XD_CPU_PLAIN, &one, &other);
+        compare(call, reduction, XD_CPU_BEST, &one, &other);
+    }
+    free(one.bytes);
+    free(other.bytes);
+}
+
+XD_TEST(any_number_of_threads_gives_the_same_bits) {
+    compare_all(XD_REDUCTION_DETERMINISTIC);
+}
+
+XD_TEST(any_number_of_threads_gives_the_same_bits_in_invariant_mode) {
+    compare_all(XD_REDUCTION_INVARIANT);
+}
+
+XD_TEST(any_number_of_threads_gives_the_same_bits_in_fast_mode) {
+    compare_all(XD_REDUCTION_FAST);
+}
+
+/* ---- the pool ---- */
+
+/* What an allocator was asked for, and what a logger was told. */
+typedef struct witness {
+    int calls, left; /* left: calls until there is no room, -1: always room */
+    char line[256];
+} witness;
+
+static void *witness_allocate(void *user, size_t bytes) {
+    witness *w = (witness *)user;
+    if (w->left == 0) return NULL;
+    if (w->left > 0) w->left--;
+    w->calls++;
+    return malloc(bytes);
+}
+
+static void witness_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static void witness_write(void *user, xd_log_level level, const char *line) {
+    witness *w = (witness *)user;
+    (void)level;
+    snprintf(w->line, sizeof w->line, "%s", line);
+}
+
+static xd_ctx_desc witnessed(witness *w, int threads) {
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    memset(w, 0, sizeof *w);
+    w->left = -1;
+    desc.allocator.allocate = witness_allocate;
+    desc.allocator.release = witness_release;
+    desc.allocator.user = w;
+    desc.logger.write = witness_write;
+    desc.logger.user = w;
+    desc.threads = threads;
+    return desc;
+}
+
+XD_TEST(one_thread_is_the_default) {
+    xd_ctx *ctx = open_ctx(0, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
+    CHECK_EQ_INT(xd_ctx_settings(ctx)->threads, 1);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(numbers_of_threads_that_cannot_be_are_refused_by_number) {
+    static const int wrong[] = { -1, 1025, 1 << 30 };
+    for (int i = 0; i < 3; i++) {
+        witness w;
+        char number_in_words[32];
+        xd_ctx *ctx = NULL;
+        const xd_ctx_desc desc = witnessed(&w, wrong[i]);
+        CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_ERROR_ARGUMENT);
+        snprintf(number_in_words, sizeof number_in_words, "%d threads", wrong[i]);
+        CHECK(ctx == NULL && w.calls == 0);
+        CHECK(strstr(w.line, number_in_words) != NULL && strstr(w.line, "1024") != NULL);
+    }
+}
+
+XD_TEST(a_pool_that_finds_no_memory_leaves_no_context) {
+    for (int left = 0; left < 3; left++) {
+        witness w;
+        xd_ctx *ctx = NULL;
+        const xd_ctx_desc desc = witnessed(&w, 3);
+        w.left = left;
+        CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_ERROR_MEMORY);
+        CHECK(ctx == NULL);
+        CHECK_EQ_INT(w.calls, left);
+    }
+}
+
+XD_TEST(nothing_is_allocated_after_the_first_calls) {
+    sink out = { (unsigned char *)malloc(OUT), 0 };
+    witness w;
+    xd_ctx *ctx = NULL;
+    xd_vocab *vocab = NULL;
+    const xd_ctx_desc desc = witnessed(&w, 3);
+    fill();
+    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    xd_loss_desc d;
+    xd_loss_values values;
+    memset(&d, 0, sizeof d);
+    d.student = rows_of(student16, XD_DTYPE_BF16, ROWS, COLUMNS);
+    d.teacher = rows_of(teacher16, XD_DTYPE_BF16, ROWS, COLUMNS);
+    d.common.gradient = rows_of(gradient16, XD_DTYPE_BF16, ROWS, COLUMNS);
+    d.vocab = vocab;
+    d.soft_weight = 1.0;
+    d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
+    d.common.workspace = malloc(d.common.workspace_bytes);
+    CHECK_EQ_INT(xd_loss(ctx, &d, &values), XD_OK);
+    const int before = w.calls;
+    for (int i = 0; i < 5; i++) CHECK_EQ_INT(xd_loss(ctx, &d, &values), XD_OK);
+    CHECK_EQ_INT(w.calls, before);
+    free(d.common.workspace);
+    xd_vocab_destroy(vocab);
+    xd_ctx_destroy(ctx);
+    free(out.bytes);
+}
+
+static void norm_with(loop *own, const char *message) {
+    xd_ctx *ctx = open_ctx(2, own, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
+    xd_param param;
+    xd_gradient_norm_desc d;
+    xd_gradient_norm norm;
+    memset(&param, 0, sizeof param);
+    memset(&d, 0, sizeof d);
+    param.name = "weights";
+    param.gradient = weights;
+    param.dtype = XD_DTYPE_F32;
+    param.count = ROWS * COLUMNS; /* two blocks of 2^16 */
+    d.params = &param;
+    d.param_count = 1;
+    CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &d, &norm), message ? XD_ERROR_STATE : XD_OK);
+    if (message) CHECK(strstr(xd_last_error(ctx)->message, message) != NULL);
+    if (message && !strstr(xd_last_error(ctx)->message, message)) printf("%s\n", xd_last_error(ctx)->message);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_parallel_for_that_does_not_run_each_piece_once_is_named_with_the_piece) {
+    loop own;
+    fill();
+    loop_clear(&own);
+    norm_with(&own, NULL);
+    own.twice = 1;
+    norm_with(&own, "parallel_for ran piece 1 of 2 2 times");
+    loop_clear(&own);
+    own.never = 0;
+    norm_with(&own, "parallel_for ran piece 0 of 2 0 times");
+    loop_clear(&own);
+    own.beyond = true;
+    norm_with(&own, "parallel_for asked for piece 2 of 2");
+}
+
+/* Ranks in threads of one process, each with a pool. */
+static xd_result pooled_rank(xd_comm *world, void *argument) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    double *norms = (double *)argument;
+    xd_param param;
+    xd_gradient_norm_desc d;
+    xd_gradient_norm norm;
+    memset(&param, 0, sizeof param);
+    memset(&d, 0, sizeof d);
+    param.name = "weights";
+    param.gradient = weights;
+    param.dtype = XD_DTYPE_F32;
+    param.count = ROWS * COLUMNS;
+    d.params = &param;
+    d.param_count = 1;
+    for (int i = 0; i < 20; i++) CHECK_EQ_INT(xd_gradient_norm_compute(ctx, world, &d, &norm), XD_OK);
+    norms[xd_comm_rank(world)] = norm.norm;
+    return XD_OK;
+}
+
+XD_TEST(every_rank_has_a_pool_of_its_own) {
+    double norms[3] = { 0.0, 1.0, 2.0 };
+    xd_ctx_desc desc;
+    fill();
+    memset(&desc, 0, sizeof desc);
+    desc.threads = 3;
+    CHECK_EQ_INT(xd_run_threads(3, &desc, pooled_rank, norms, NULL), XD_OK);
+    CHECK(norms[0] > 0.0 && norms[0] == norms[1] && norms[1] == norms[2]);
+}
+
+XD_TEST_MAIN()

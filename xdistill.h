@@ -175,13 +175,6 @@ XD_API const char *xd_result_name(xd_result result);
 /* One line that explains the kind of error. A constant string. */
 XD_API const char *xd_result_text(xd_result result);
 
-/* In a function that returns an xd_result: hands a failure of the call on to its own caller. */
-#define XD_TRY(expression)                                  \
-    do {                                                    \
-        const xd_result xdi_try_result = (expression);      \
-        if (xdi_try_result != XD_OK) return xdi_try_result; \
-    } while (0)
-
 /* >>base/dtype */
 
 /* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
@@ -2849,16 +2842,15 @@ typedef struct xd_xtoken_desc {
     size_t workspace_bytes;
 } xd_xtoken_desc;
 
-/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
- * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
- * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
- * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
- * and 32 a row of logits.
- * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
- * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
- * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
- * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
- * an invalid desc. Local. */
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row, a chunk and a teacher's row; for
+ * PROJECTED [tile, J] times 16 bytes (INVARIANT: 33, on a GPU 48), [J] times 16, [V_t] times 8, and on a CPU [J]
+ * times 64 (INVARIANT: 0), 8 bytes a column of this shard and 12 an entry of its projection; for SAME [tile, J] times
+ * 16, [J] times 16, [V] times 8 and on a CPU [V/tp] f32; for GOLD [V/tp + V_t] times 8 (INVARIANT: 17, on a GPU 24),
+ * [V/tp] f32 twice or [V_t], the tails, and on a GPU the map; for LIKELIHOOD 32 bytes a chunk, 16 a row and 48 a row
+ * of logits, as scores take them. CACHED takes memory of its own for the call: [V_t] doubles, 32 bytes a teacher
+ * position, 12 bytes an entry of J, and 8 (INVARIANT: 17, on a GPU 24) those of a tile; on a CPU of as many tiles as
+ * make 16384 entries, and 12 bytes a column of this shard; on a GPU of all chunks, and a tile's [V_t] words, at most
+ * 16 MB of them or one chunk's. 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -2867,13 +2859,13 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
  * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
  * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
- * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
- * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
- * value and gradient have the same bits for every split of vocabulary, positions and sequences.
+ * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics take
+ * [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
+ * for every split of vocabulary, positions and sequences.
  *
  * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
- * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
- * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each of LIKELIHOOD
+ * that comes as logits, and at the end of each pass for the divergences, so that the results are on the host when the call
  * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
  * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
  * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
@@ -3600,7 +3592,7 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* For companion headers and backends of your own (a second translation unit sees nothing private). */
 
-/* Records a failure in the context, sends it to the logger and returns `result`; XD_FAIL adds the place. */
+/* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
                          const char *format, ...) XD_PRINTF(6, 7);
 
@@ -3631,10 +3623,15 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 #define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
-/* Fails with the message unless the condition holds. This and XD_TRY are the only macros that return. */
+/* The only two macros that return. */
 #define XD_REQUIRE(ctx, condition, result, ...)                         \
     do {                                                                \
         if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
+    } while (0)
+#define XD_TRY(expression)                                  \
+    do {                                                    \
+        const xd_result xdi_try_result = (expression);      \
+        if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
 /* >>base/philox */
@@ -4515,27 +4512,51 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 /* The floor of divisions and logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
-/* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 34064)
+/* Floats of scratch that the entries over whole vocabularies want. */
+#define XD_XTOKEN_SCRATCH 34064
 
-/* The entries of a projection in the kept columns J, by student id. */
-typedef struct xd_xtoken_matrix {
-    int64_t columns;               /* student ids of this shard */
-    int64_t k;                     /* columns in J: a slot is a place in it */
-    const int64_t *begin;          /* [columns + 1] */
-    const int32_t *student, *slot; /* [begin[columns]] ascending by student id, then slot */
-    const float *weight;           /* [begin[columns]] */
-    /* On a device: the transposed projection with all its columns, of which slot j is column ids[j]. */
-    const int64_t *column_begin;
-    const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
+/* Rows at work: rows[0 .. count) of the logits. places[i] is the chunk of rows[i] among those at hand, ascending. With
+ * lse, p = exp(z / temperature - lse). */
+typedef struct xd_xtoken_rows {
+    xd_rows logits;
+    int64_t columns; /* of the logits, without padding */
+    int64_t first;   /* the student id of column 0 */
+    double temperature;
+    const double *lse; /* [rows of logits] log-sum-exp at the temperature; NULL: not known */
+    const int64_t *rows, *places;
+    int64_t count;
+} xd_xtoken_rows;
+
+/* A projection of student ids to teacher ids, of both whole vocabularies. */
+typedef struct xd_xtoken_projection {
+    int64_t teacher_size;
+    const int64_t *row_begin;    /* [student ids + 1] */
+    const int32_t *teacher_id;   /* ascending within a row */
+    const float *weight;         /* of the rows' entries */
+    const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
+    const int32_t *student_id;   /* ascending within a column */
     const float *column_weight;
-    /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
-     * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
-     * their own, each has its places. */
-    const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
-    /* On a device: not NULL -> slot holds teacher ids, whose places in this ascending J [k] are looked up. */
-    const int64_t *sorted;
+} xd_xtoken_projection;
+
+/* M: the rows of this shard's student ids, in the columns J. */
+typedef struct xd_xtoken_matrix {
+    xd_xtoken_projection projection;
+    int64_t first, columns; /* student ids [first, first + columns) */
+    const int64_t *ids;     /* [k] J, ascending teacher ids */
+    int64_t k;
+    void
+        *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
 } xd_xtoken_matrix;
+
+/* The columns of chunks that have each their own. M is the transposed projection in these; without column_begin a
+ * teacher's id is the student's. */
+typedef struct xd_xtoken_lists {
+    xd_xtoken_projection projection;
+    int64_t count;         /* chunks at hand; the projection has its teacher_size in any case */
+    const int64_t *offset; /* [count + 1] where the list of each chunk begins */
+    const int32_t *ids;    /* [entries] teacher ids, distinct within a chunk */
+    int64_t entries;       /* offset[count] */
+} xd_xtoken_lists;
 
 /* One chunk's sums become its divergence. */
 typedef struct xd_xtoken_chunk {
@@ -4545,6 +4566,7 @@ typedef struct xd_xtoken_chunk {
     double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
     double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
     bool compared;  /* false: nothing is done but dy = 0 */
+    bool alone;     /* of one position on the student's side, whose delta the divergence tells */
     bool agree;     /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
@@ -4594,109 +4616,300 @@ typedef struct xd_chunk_args {
     bool fixed;
 } xd_chunk_args;
 
-/* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
- * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
-typedef struct xd_xtoken_args {
-    xd_rows logits;
-    int64_t columns; /* of the logits, without padding */
-    double temperature;
-    const double *lse; /* [rows of logits] log-sum-exp at the temperature */
-    const int64_t *rows, *places;
-    int64_t count, place_count;
+/* p M of the rows, summed over each chunk's. */
+typedef struct xd_xtoken_project_args {
+    xd_xtoken_rows x;
+    int64_t place_count; /* chunks at hand */
     xd_xtoken_matrix matrix;
-    const int64_t *ids; /* [k] J */
-    int64_t k;
-    double *cells;
+    double *cells; /* [place_count, k] */
     bool fixed;
-    double scale;              /* of what log_probs, pick and spread write, and of u in gradient */
-    double divisor;            /* of the teacher's logits in compare, beside the temperature */
-    bool add;                  /* pick adds to what is there */
-    double *student, *teacher; /* [place_count, k] sums over all ranks */
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_project_args;
+
+/* Log-softmax of a teacher's rows at the columns `ids`, summed over each chunk's. */
+typedef struct xd_xtoken_target_args {
+    xd_xtoken_rows x;
+    int64_t place_count;
+    const int64_t *ids; /* [k] columns of the logits */
+    int64_t k;
+    double *cells; /* [place_count, k] */
+    bool fixed;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_target_args;
+
+/* Sums over all ranks become divergences, and those of the student dy: the derivative of factor d(c) by p M of each
+ * position. */
+typedef struct xd_xtoken_divergence_args {
+    double *student, *teacher; /* [place_count, k] */
     xd_xtoken_chunk *chunks;   /* [place_count] */
-    bool normalise;            /* the target becomes a distribution */
+    int64_t place_count, k;
+    bool normalise; /* the target becomes a distribution */
     bool reverse;
+    bool fixed;     /* the sums come from fixed cells: nothing is rounded to f32 */
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_divergence_args;
+
+/* delta of a row, sum of p M dy, in units of its chunk's largest |dy|. */
+typedef struct xd_xtoken_delta_args {
+    xd_xtoken_rows x;
+    xd_xtoken_matrix matrix;
+    const double *dy; /* [chunks, k] */
+    const xd_xtoken_chunk *chunks;
+    double *cells; /* [count] */
+    bool fixed;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_delta_args;
+
+/* Cells of deltas become what the gradients take. */
+typedef struct xd_xtoken_row_deltas_args {
+    const double *cells; /* [count] */
+    bool fixed;
+    const int64_t *places;         /* [count] */
+    const xd_xtoken_chunk *chunks; /* those at hand */
+    int64_t count;
+    double *out; /* [count] */
+} xd_xtoken_row_deltas_args;
+
+/* Log-probabilities over the whole vocabulary, summed over rows. */
+typedef struct xd_xtoken_log_probs_args {
+    xd_xtoken_rows x; /* lse NULL: it is computed */
+    double scale;
+    double *cells; /* [columns] out */
+    bool fixed;
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_log_probs_args;
+
+/* Pairs of ids of the two means. */
+typedef struct xd_xtoken_pair_args {
+    int64_t first, columns;      /* student ids [first, first + columns) */
     const double *means;         /* [columns] */
-    const double *others;        /* the teacher's means */
+    const double *others;        /* the teacher's, of all its ids */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
-    int64_t pairs, first;        /* first: the student id of column 0 */
-    double *best;                /* [XD_XTOKEN_BEST_WORDS] out; NULL -> not asked for */
-    xd_rows gradient;
-    const double *delta;   /* [count] */
-    const float *u;        /* [columns] */
-    float *slope;          /* [columns] out */
-    const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
-    const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
-    int64_t vocabulary;    /* of the teacher: ids in places of the matrix, and in slots of list_slots */
-    bool direct; /* gradient of a device: dy times the chunk's factor is the derivative by the logits */
-    const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
-    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    int64_t pairs;
+    bool reverse;
+    double *cells; /* [1] */
+    bool fixed;
+    float *slope;   /* [columns] out */
+    double *best;   /* [XD_XTOKEN_BEST_WORDS] out */
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_pair_args;
+
+/* The sum of a shard's derivatives. */
+typedef struct xd_xtoken_total_args {
+    const float *u; /* [columns] */
+    int64_t columns;
+    double *cells; /* [1] */
+    bool fixed;
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_total_args;
+
+/* A chunk of pairs and tails is complete. */
+typedef struct xd_xtoken_close_args {
+    const double *cells; /* [2] sums of `pair` and of `total` */
+    bool fixed;
+    const double *merged; /* [2] out of `merge` */
+    double scale;
+    int64_t count; /* rows */
+    double *out;   /* [count] what the gradient takes as delta */
+    xd_xtoken_chunk *chunk;
+} xd_xtoken_close_args;
+
+/* Moments of rows. */
+typedef struct xd_xtoken_moments_args {
+    xd_xtoken_rows x;
+    const int64_t *labels; /* [rows of logits] or NULL: none is looked at */
     bool entropy;          /* it is asked for */
-    const double *lse_one; /* [rows of logits] log-sum-exp at temperature 1 */
-    const double *ce_factor; /* [rows of logits] times ce_weight; NULL or 0 -> no cross entropy */
+    bool fixed;            /* INVARIANT: as in xd_xtoken_gradient */
+    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+} xd_xtoken_moments_args;
+
+/* Chosen columns of rows. */
+typedef struct xd_xtoken_pick_args {
+    xd_xtoken_rows x;
+    const int64_t *ids; /* [k] */
+    int64_t k;
+    double scale;
+    bool add;    /* to what is there */
+    double *out; /* [count, k] */
+} xd_xtoken_pick_args;
+
+/* Both sides' logits at chosen columns, row by row. */
+typedef struct xd_xtoken_compare_args {
+    double *student, *teacher; /* [count, k] logits */
+    xd_xtoken_chunk *chunks;   /* [count] */
+    int64_t count, k;
+    double temperature, divisor; /* divisor: of the teacher's logits, beside the temperature */
+    bool reverse;
+} xd_xtoken_compare_args;
+
+/* Where ids are in a list of them. */
+typedef struct xd_xtoken_slots_args {
+    const int64_t *ids; /* [k] */
+    int64_t k, size;
+    int32_t *slots; /* [size] out */
+} xd_xtoken_slots_args;
+
+/* Chunks with lists. */
+typedef struct xd_xtoken_list_args {
+    xd_xtoken_rows x;
+    xd_xtoken_lists lists;
+    double *cells; /* list_project: [entries]; list_delta: [count] */
+    bool fixed;
+    double *student,
+        *teacher; /* [entries] list_divergence: sums of p M and mean probabilities; list_delta: dy first */
+    xd_xtoken_chunk *chunks; /* [lists.count] */
+    bool reverse;
+} xd_xtoken_list_args;
+
+/* What all gradients take: the rows, where they go, and the cross entropy that a row's first writer brings along,
+ *   ce_factor ce_weight (softmax(z) - one at the label) */
+typedef struct xd_xtoken_gradient {
+    xd_xtoken_rows x;
+    xd_rows rows;            /* may be the logits' memory */
+    const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
+    const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
     const int64_t *labels; /* [rows of logits] */
-    uint8_t *written;      /* [rows of logits] the gradient has the row: add to it */
-    float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
-    double *row_lse;       /* [rows of logits] out, or largest elements */
-    double *out;           /* what the entries of a device make of cells */
-    int32_t *slots;        /* [columns] out, or [place_count, vocabulary] */
-} xd_xtoken_args;
+    uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
+    bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
+} xd_xtoken_gradient;
 
-/* Entries of the kernel table. p = exp(z / temperature - lse). */
+/* The gradient through a projection. */
+typedef struct xd_xtoken_project_gradient_args {
+    xd_xtoken_gradient to;
+    xd_xtoken_matrix matrix;
+    const double *dy;    /* [chunks, k] */
+    const double *delta; /* [count] */
+    const xd_xtoken_chunk *chunks;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_project_gradient_args;
+
+/* The gradient of one chunk's mean log-probabilities. */
+typedef struct xd_xtoken_mean_gradient_args {
+    xd_xtoken_gradient to;
+    const float *u; /* [columns] */
+    double scale;
+    const double *delta;          /* [count] */
+    const xd_xtoken_chunk *chunk; /* of all rows */
+} xd_xtoken_mean_gradient_args;
+
+/* The gradient at chosen columns. */
+typedef struct xd_xtoken_pick_gradient_args {
+    xd_xtoken_gradient to;
+    const int64_t *ids; /* [k] student ids */
+    int64_t k;
+    const int32_t *slots;          /* [vocabulary] as `slots` makes them of ids */
+    const double *dy;              /* [count, k] */
+    const xd_xtoken_chunk *chunks; /* [count] */
+    float *scratch;                /* [pick_scratch] */
+} xd_xtoken_pick_gradient_args;
+
+/* The gradient through the columns of each chunk. */
+typedef struct xd_xtoken_list_gradient_args {
+    xd_xtoken_gradient to;
+    xd_xtoken_lists lists;
+    const double *dy;    /* [entries] */
+    const double *delta; /* [count] */
+    const xd_xtoken_chunk *chunks;
+    void *scratch; /* [list_bytes] */
+} xd_xtoken_list_gradient_args;
+
+/* The gradient by the log-probabilities of labels. */
+typedef struct xd_xtoken_label_gradient_args {
+    xd_xtoken_gradient to;
+    const double *slopes; /* [count] derivative by the label's log-probability at temperature 1 */
+} xd_xtoken_label_gradient_args;
+
+/* log-sum-exps of all rows from sums in fixed point. */
+typedef struct xd_xtoken_row_sums_args {
+    xd_rows logits;
+    int64_t columns;
+    double temperature;
+    double *lse; /* [rows] the largest z of all shards; out of row_logs the log-sum-exp at the temperature */
+    double *cells; /* [rows] fixed */
+} xd_xtoken_row_sums_args;
+
+/* Rows times a projection, and back. */
+typedef struct xd_xtoken_product_args {
+    xd_rows rows;           /* [rows, >= columns] probabilities, or a gradient */
+    int64_t first, columns; /* student ids [first, first + columns) */
+    xd_xtoken_projection projection;
+    const int64_t *ids; /* [k] ascending columns; NULL: all, k = teacher_size */
+    int64_t k;
+    double *cells; /* product: [rows, k] */
+    bool fixed;
+    const double *weight; /* product_back: [rows, k] */
+} xd_xtoken_product_args;
+
+/* Entries of the kernel table; each means the same on every device. */
 typedef struct xd_xtoken_kernels {
-    /* cells [place_count, k] += p M of the rows. On a device rows, places, ids and lse may be NULL: row i and place i,
-     * column j, and logits that are the p; with `vocabulary` a column outside it has no entries. */
-    xd_result (*project)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [place_count, k] += log_softmax(z / temperature) over the columns `ids` */
-    xd_result (*target)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student = sums of p M and teacher = sums of log-probabilities -> chunks; student becomes dy, the
-     * derivative of factor d(c) by p M of each position */
-    xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] += sum of p M dy / largest, dy = student */
-    xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
-     * plus   slopes (one at the label - softmax(z))
-     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
-     * device, with `direct`, the part of a matrix is   factor M dy; then rows, places, chunks, written and the logits'
-     * data may be NULL: row i and place i, factor 1, no row written before. */
-    xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
-    xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* bytes of matrix->prepared; of the projection the host's pointers alone are read */
+    size_t (*matrix_bytes)(const xd_xtoken_matrix *matrix);
+    /* floats of scratch for k columns in J, and fixed cells or not */
+    int64_t (*project_scratch)(int64_t k, bool fixed);
+    /* prepared, for this J */
+    xd_result (*prepare)(const xd_launch *launch, const xd_xtoken_matrix *matrix);
+    /* cells += p M of the rows */
+    xd_result (*project)(const xd_launch *launch, const xd_xtoken_project_args *args);
+    /* cells += log_softmax(z / temperature) over the columns `ids` */
+    xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
+    /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
+    xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
+    /* cells += sum of p M dy / largest, but for rows whose chunk is alone or has a largest of 0 */
+    xd_result (*delta)(const xd_launch *launch, const xd_xtoken_delta_args *args);
+    /* out = cells times largest; of chunks that are alone their delta; 0 where largest is 0 */
+    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_row_deltas_args *args);
+    /* cells = the rows' sum of scale log_softmax(z / temperature) */
+    xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_log_probs_args *args);
     /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means; best */
-    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_pair_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
     /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
      * list is this shard's */
     xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
-    xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* moments of the rows; labels NULL: none is looked at */
-    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
-    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student and teacher [count, k] logits -> value, agree and largest of chunks [count], of which only those
-     * marked as compared are touched; student becomes the derivative of value by its logits over the temperature */
-    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slope = 0, but scale student [k] at the columns ids - first that this shard has. NULL on a device, where
-     * `gradient` reads student by itself. */
-    xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*total)(const xd_launch *launch, const xd_xtoken_total_args *args);
+    /* chunk: value = cell 0, delta = merged 0, agree = merged 1, largest 0 when value + delta is not finite, else 1;
+     * out = cell 1 times scale */
+    xd_result (*close)(const xd_launch *launch, const xd_xtoken_close_args *args);
+    /* moments of the rows */
+    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
+    /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
+    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
+    /* value, agree and largest of chunks, of which only those marked as compared are touched; student becomes the
+     * derivative of value by its logits over the temperature */
+    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_compare_args *args);
+    /* slots = place of each id in `ids`, -1 where it has none */
+    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_slots_args *args);
 
-    /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
-     * column_begin a teacher's id is the student's. */
-
-    /* cells [offset[place_count]] += p M of the rows */
-    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells += p M of the rows, in the columns of their chunk */
+    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
      * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
      * epsilon here, and chunks without a list are left alone. */
-    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] += sum of p M dy / largest */
-    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
-     * before and after. NULL on a device, which has list_slots and `gradient` for it. */
-    xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_list_args *args);
+    /* cells += sum of p M dy / largest */
+    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_list_args *args);
+    /* floats of scratch of pick_gradient for `columns` of a shard */
+    int64_t (*pick_scratch)(int64_t columns);
+    /* bytes of scratch of list_gradient for `columns` of a shard; of the lists the numbers alone are read */
+    size_t (*list_bytes)(int64_t columns, const xd_xtoken_lists *lists);
+
+    /* The gradient of rows at work: what it holds where the row was written, else the cross entropy, plus ... Rows
+     * of a chunk whose largest is 0 are left alone. */
+    /* ... p (M dy - delta) / temperature */
+    xd_result (*project_gradient)(const xd_launch *launch, const xd_xtoken_project_gradient_args *args);
+    /* ... scale u - p delta */
+    xd_result (*mean_gradient)(const xd_launch *launch, const xd_xtoken_mean_gradient_args *args);
+    /* ... the chunk's factor times dy, at the columns ids - first */
+    xd_result (*pick_gradient)(const xd_launch *launch, const xd_xtoken_pick_gradient_args *args);
+    /* ... p (M dy - delta) / temperature, in the columns of the row's chunk */
+    xd_result (*list_gradient)(const xd_launch *launch, const xd_xtoken_list_gradient_args *args);
+    /* ... slopes (one at the label - softmax(z)) */
+    xd_result (*label_gradient)(const xd_launch *launch, const xd_xtoken_label_gradient_args *args);
+    /* Of all rows, at work or not, those that nobody has written: the cross entropy. */
+    xd_result (*rest_gradient)(const xd_launch *launch, const xd_xtoken_gradient *to);
 
     /* Averages of chunks. */
 
@@ -4707,24 +4920,16 @@ typedef struct xd_xtoken_kernels {
     /* rows = weight / size of their chunk, 0 for those without one */
     xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
-    /* What the driver of a CPU does itself; NULL there. */
-
-    /* slots [columns] = place of each id in `ids`, -1 where it has none */
-    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slots [place_count, vocabulary] = place of each id in its chunk's list, -1 where it has none */
-    xd_result (*list_slots)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [count] -> out: doubles, in memory of their own */
-    xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] of `delta` or list_delta -> out: what gradient takes as delta. Positions alone in their chunk have
-     * its own, but where chunks have lists. */
-    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
-    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* row_lse = log-sum-exp from those cells */
-    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
-     * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
-    xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* out = fixed cells [count] as doubles, in memory apart from theirs */
+    xd_result (*settle)(const xd_launch *launch, const double *cells, int64_t count, double *out);
+    /* fixed cells += sum of exp((z - lse) / temperature) */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
+    /* lse = log-sum-exp from those cells */
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
+    /* cells += rows times the projection in the columns `ids`; columns outside it have no entries */
+    xd_result (*product)(const xd_launch *launch, const xd_xtoken_product_args *args);
+    /* rows = the transposed projection times weight; 0 beyond `columns` */
+    xd_result (*product_back)(const xd_launch *launch, const xd_xtoken_product_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -7505,10 +7710,10 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 /* >>kernel/cells */
 
 /* cells.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
- * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
- * doubles of fixed ones. */
+ * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. The value of a
+ * fixed one is NaN or -infinity again. */
+XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i);
 XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term);
-XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count);
 
 /* >>kernel/fixed.c */
 
@@ -7585,7 +7790,6 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 /* Sums that are doubles or, in INVARIANT mode, integers. */
 
 #include <math.h>
-#include <string.h>
 
 /* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
  * sum, also when those of up to 63 ranks are added up. */
@@ -7603,18 +7807,12 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
     if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
 }
 
-/* From the front: a double is half as wide. */
-XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        xd_fixed cell;
-        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
-        double value = xd_fixed_value(cell);
-        if (cell.high >= XDI_CELLS_NAN / 2)
-            value = (double)NAN;
-        else if (value < XDI_CELLS_MINUS_INFINITY / 2.0)
-            value = -INFINITY;
-        memcpy(&cells[i], &value, sizeof value);
-    }
+XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i) {
+    if (!fixed) return cells[i];
+    const xd_fixed cell = ((const xd_fixed *)(const void *)cells)[i];
+    const double value = xd_fixed_value(cell);
+    if (cell.high >= XDI_CELLS_NAN / 2) return (double)NAN;
+    return value < XDI_CELLS_MINUS_INFINITY / 2.0 ? -INFINITY : value;
 }
 
 /* >>kernel/cpu/internal */
@@ -7698,16 +7896,49 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: parts of the entries of losses across tokenizers that every level has: the
- * gradient at column v of rows[i], and all of that row; the log-probabilities of rows[i] are added to the
- * cells; a tail's places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and
- * probabilities. */
-XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
-XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
+/* xtoken.c: what `prepare` leaves of a matrix: the entries in J of this shard's rows, ascending by column, then slot. */
+typedef struct xdi_xtoken_entries {
+    int64_t *begin;          /* [columns + 1] */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and place in J */
+    float *weight;
+    int32_t *places; /* [teacher_size] of ids in J; -1: none */
+} xdi_xtoken_entries;
+XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
+
+/* xtoken.c: which gradient it is: p (M dy - delta) / temperature with dy, or scale u - p delta with u, less
+ * slopes (softmax(z) - one at the label). */
+typedef struct xdi_xtoken_form {
+    const xd_xtoken_gradient *to;
+    xdi_xtoken_entries matrix;
+    const double *dy; /* [chunks, k] or NULL */
+    int64_t k;
+    const float *u; /* [columns] or NULL */
+    double scale;
+    const double *delta, *slopes; /* [rows at work]; NULL -> 0 */
+} xdi_xtoken_form;
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
+/* The gradient at column v of rows[i], where h = M dy; all of that row; and its padding, with which it is written. */
+XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
+/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of rows[i]. */
+typedef void (*xdi_xtoken_row_writer)(const void *state, const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
+                                         const void *state);
+
+/* xtoken.c: the log-probabilities of rows[i] are added to the cells; the numbers of the likeliest pairs; a tail's
+ * places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and probabilities. */
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i);
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
-XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
 /* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
@@ -9436,21 +9667,79 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
 #include <math.h>
 #include <string.h>
 
-/* ---- projected chunks ---- */
+/* ---- the matrix in J ---- */
 
-static double xdi_cpu_xtoken_p(const xd_xtoken_args *a, int64_t row, int64_t column) {
-    return exp(xdi_loss_load(&a->logits, row, column) / a->temperature - a->lse[row]);
+/* Entries that this shard's rows have at most. */
+static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
+    const int64_t *begin = m->projection.row_begin;
+    return begin[m->first + m->columns] - begin[m->first];
 }
 
-static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
+static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+    return (size_t)(m->columns + 1) * sizeof(int64_t) +
+           (size_t)xdi_cpu_xtoken_entries(m) * (2 * sizeof(int32_t) + sizeof(float)) +
+           (size_t)m->projection.teacher_size * sizeof(int32_t);
+}
+
+/* The entries in J, and behind them the place of every teacher id, which is needed to find them. */
+XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
+    const int64_t entries = xdi_cpu_xtoken_entries(m);
+    xdi_xtoken_entries e;
+    e.begin = (int64_t *)m->prepared;
+    e.student = (int32_t *)(void *)(e.begin + m->columns + 1);
+    e.slot = e.student + entries;
+    e.weight = (float *)(void *)(e.slot + entries);
+    e.places = (int32_t *)(void *)(e.weight + entries);
+    return e;
+}
+
+static int64_t xdi_cpu_xtoken_project_scratch(int64_t k, bool fixed) {
+    (void)k, (void)fixed;
+    return 0;
+}
+
+static int64_t xdi_cpu_xtoken_pick_scratch(int64_t columns) {
+    return columns;
+}
+
+static xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+    const xd_xtoken_projection *p = &m->projection;
+    const xdi_xtoken_entries out = xdi_xtoken_entries_of(m);
+    int64_t n = 0;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int64_t v = 0; v < m->columns; v++) {
-            if (m->begin[v] == m->begin[v + 1]) continue;
-            const double p = xdi_cpu_xtoken_p(a, a->rows[i], v);
-            for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++)
-                xdi_cells_add(a->fixed, a->cells, a->places[i] * m->k + m->slot[e], (double)m->weight[e] * p);
+    for (int64_t id = 0; id < p->teacher_size; id++) out.places[id] = -1;
+    for (int64_t j = 0; j < m->k; j++) out.places[m->ids[j]] = (int32_t)j;
+    for (int64_t v = 0; v < m->columns; v++) {
+        out.begin[v] = n;
+        for (int64_t e = p->row_begin[m->first + v]; e < p->row_begin[m->first + v + 1]; e++) {
+            const int32_t at = out.places[p->teacher_id[e]];
+            if (at < 0) continue;
+            out.student[n] = (int32_t)v;
+            out.slot[n] = at;
+            out.weight[n++] = p->weight[e];
+        }
+    }
+    out.begin[m->columns] = n;
+    return XD_OK;
+}
+
+/* ---- projected chunks ---- */
+
+static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
+    (void)launch;
+    for (int64_t i = 0; i < x->count; i++)
+        for (int64_t v = 0; v < x->columns; v++) {
+            if (m.begin[v] == m.begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
+            for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
+                              (double)m.weight[e] * p);
         }
     return XD_OK;
 }
@@ -9465,25 +9754,26 @@ static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
 }
 
 /* The same of a row at the columns `ids`, or at all when there are none. */
-static double xdi_cpu_xtoken_row_lse(const xd_xtoken_args *a, int64_t row, const int64_t *ids, int64_t n) {
+static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        const double z = xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature;
+        const double z = xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature;
         if (!(z <= max)) max = z;
     }
     for (int64_t i = 0; i < n; i++)
-        sum += exp(xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature - max);
+        sum += exp(xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature - max);
     return max + log(sum);
 }
 
-static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(a, row, a->ids, a->k);
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
-            xdi_cells_add(a->fixed, a->cells, a->places[i] * a->k + j,
-                          xdi_loss_load(&a->logits, row, a->ids[j]) / a->temperature - lse);
+            xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
+                          xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
     }
     return XD_OK;
 }
@@ -9526,7 +9816,8 @@ static void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
     }
 }
 
-static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c, double *q, double *a) {
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoken_chunk *c, double *q,
+                                 double *a) {
     const int64_t k = args->k;
     for (int64_t j = 0; j < k; j++) q[j] /= c->student;
     for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
@@ -9537,7 +9828,7 @@ static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c,
     xdi_xtoken_scale_slopes(c, q, k);
 }
 
-static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->place_count; i++) {
         double *q = a->student + i * a->k;
@@ -9550,83 +9841,193 @@ static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xto
 }
 
 /* (M dy)_v */
-static double xdi_cpu_xtoken_back(const xd_xtoken_matrix *m, int64_t v, const double *dy) {
+static double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const double *dy) {
     double sum = 0.0;
     for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
     return sum;
 }
 
-static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const double *dy = a->student + a->places[i] * m->k, largest = a->chunks[a->places[i]].largest;
-        for (int64_t v = 0; v < m->columns && largest != 0.0; v++)
-            if (m->begin[v] != m->begin[v + 1])
+    for (int64_t i = 0; i < x->count; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
+        const double *dy = a->dy + x->places[i] * a->matrix.k;
+        for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
+            if (m.begin[v] != m.begin[v + 1])
                 xdi_cells_add(a->fixed, a->cells, i,
-                              xdi_cpu_xtoken_back(m, v, dy) / largest * xdi_cpu_xtoken_p(a, a->rows[i], v));
+                              xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
+                                  xdi_cpu_xtoken_p(x, x->rows[i], v));
     }
     return XD_OK;
 }
 
-/* ---- gradient ---- */
-
-XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h) {
-    const int64_t row = a->rows[i];
-    const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
-    const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
-    const double first = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
-    const double ce = first - (a->slopes ? a->slopes[i] : 0.0);
-    double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
-    if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
-    if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
-    return a->u ? g + ((double)a->u[v] * a->scale - p * delta) : g;
-}
-
-XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
-    const int64_t row = a->rows[i];
-    const double *dy = a->matrix.begin ? a->student + a->places[i] * a->k : NULL;
-    for (int64_t v = 0; v < a->columns; v++) {
-        const double h = dy ? xdi_cpu_xtoken_back(&a->matrix, v, dy) : 0.0;
-        xdi_loss_store(&a->gradient, row, v, xdi_xtoken_gradient_at(a, i, v, h));
-    }
-    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
-        xdi_loss_store(&a->gradient, row, v, 0.0);
-    a->written[row] = 1;
-}
-
-static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_gradient_row(a, i);
+    for (int64_t i = 0; i < a->count; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[a->places[i]];
+        const double delta = c->alone ? c->delta : xdi_cells_value(a->fixed, a->cells, i) * c->largest;
+        a->out[i] = c->largest == 0.0 ? 0.0 : delta;
+    }
+    return XD_OK;
+}
+
+/* ---- gradients ---- */
+
+XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h) {
+    const xd_xtoken_gradient *to = f->to;
+    const xd_xtoken_rows *x = &to->x;
+    const int64_t row = x->rows[i];
+    const double z = xdi_loss_load(&x->logits, row, v), delta = f->delta ? f->delta[i] : 0.0;
+    const double p = f->dy || delta != 0.0 ? exp(z / x->temperature - x->lse[row]) : 0.0;
+    const double first = to->written[row] || !to->ce_factor ? 0.0 : to->ce_factor[row] * to->ce_weight;
+    const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
+    double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
+    if (ce != 0.0) g += ce * (exp(z - to->lse_one[row]) - (v == to->labels[row] - x->first ? 1.0 : 0.0));
+    if (f->dy) return g + p * (h - delta) / x->temperature;
+    return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row) {
+    for (int64_t v = to->x.columns; v < to->rows.cols && !to->written[row]; v++)
+        xdi_loss_store(&to->rows, row, v, 0.0);
+    to->written[row] = 1;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+    const xd_xtoken_rows *x = &f->to->x;
+    const double *dy = f->dy ? f->dy + x->places[i] * f->k : NULL;
+    for (int64_t v = 0; v < x->columns; v++) {
+        const double h = dy ? xdi_cpu_xtoken_back(&f->matrix, v, dy) : 0.0;
+        xdi_loss_store(&f->to->rows, x->rows[i], v, xdi_xtoken_gradient_at(f, i, v, h));
+    }
+    xdi_xtoken_gradient_end(f->to, x->rows[i]);
+}
+
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to) {
+    xdi_xtoken_form f;
+    memset(&f, 0, sizeof f);
+    f.to = to;
+    f.scale = 1.0;
+    return f;
+}
+
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.matrix = xdi_xtoken_entries_of(&a->matrix);
+    f.dy = a->dy;
+    f.k = a->matrix.k;
+    f.delta = a->delta;
+    return f;
+}
+
+static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                 const xd_xtoken_project_gradient_args *a) {
+    const xdi_xtoken_form f = xdi_xtoken_project_form(a);
+    (void)launch;
+    for (int64_t i = 0; i < a->to.x.count; i++)
+        if (a->chunks[a->to.x.places[i]].largest != 0.0) xdi_xtoken_gradient_row(&f, i);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.u = a->u;
+    f.scale = a->scale;
+    f.delta = a->delta;
+    for (int64_t i = 0; i < a->to.x.count && a->chunk->largest != 0.0; i++) write(state, &f, i);
+}
+
+XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    const xd_xtoken_rows *x = &a->to.x;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.u = a->scratch;
+    for (int64_t i = 0; i < x->count; i++) {
+        const double *dy = a->dy + i * a->k;
+        if (a->chunks[i].largest == 0.0) continue;
+        memset(a->scratch, 0, (size_t)x->columns * sizeof *a->scratch);
+        for (int64_t j = 0; j < a->k; j++) {
+            const int64_t v = a->ids[j] - x->first;
+            if (v >= 0 && v < x->columns) a->scratch[v] = (float)(a->chunks[i].factor * dy[j]);
+        }
+        write(state, &f, i);
+    }
+}
+
+XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    xd_xtoken_gradient one = *to;
+    const xdi_xtoken_form f = xdi_xtoken_form_of(&one);
+    one.x.count = 1;
+    for (int64_t row = 0; row < to->x.logits.rows; row++) {
+        one.x.rows = &row;
+        if (!to->written[row]) write(state, &f, 0);
+    }
+}
+
+static void xdi_cpu_xtoken_write(const void *state, const xdi_xtoken_form *f, int64_t i) {
+    (void)state;
+    xdi_xtoken_gradient_row(f, i);
+}
+
+static xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
+                                              const xd_xtoken_mean_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_mean_gradient(a, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
+                                              const xd_xtoken_pick_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_pick_gradient(a, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    (void)launch;
+    xdi_xtoken_rest_gradient(to, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
+                                               const xd_xtoken_label_gradient_args *a) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)launch;
+    f.slopes = a->slopes;
+    for (int64_t i = 0; i < a->to.x.count; i++) xdi_xtoken_gradient_row(&f, i);
     return XD_OK;
 }
 
 /* ---- means over the whole vocabulary ---- */
 
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i) {
-    const int64_t row = a->rows[i];
-    const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
-    for (int64_t v = 0; v < a->columns; v++)
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t row = x->rows[i];
+    const double lse = x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
+    for (int64_t v = 0; v < x->columns; v++)
         xdi_cells_add(a->fixed, a->cells, v,
-                      (xdi_loss_load(&a->logits, row, v) / a->temperature - lse) * a->scale);
+                      (xdi_loss_load(&x->logits, row, v) / x->temperature - lse) * a->scale);
 }
 
-static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     (void)launch;
-    memset(a->cells, 0, (size_t)a->columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
-    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_log_probs_row(a, i);
+    memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t i = 0; i < a->x.count; i++) xdi_xtoken_log_probs_row(a, i);
     return XD_OK;
 }
 
 /* The likeliest pairs, by number. */
-XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other) {
-    if (!a->best) return;
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other) {
     a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
     a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
     a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
 }
 
-static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     int64_t best = -1, other = -1;
     (void)launch;
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
@@ -9644,7 +10045,7 @@ static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_ar
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     (void)launch;
     for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
     return XD_OK;
@@ -9652,38 +10053,40 @@ static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_a
 
 /* ---- single positions ---- */
 
-static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i], label = a->labels ? a->labels[row] : -1;
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i], label = a->labels ? a->labels[row] : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
-        for (int64_t v = 0; v < a->columns; v++) {
-            const double z = xdi_loss_load(&a->logits, row, v);
+        for (int64_t v = 0; v < x->columns; v++) {
+            const double z = xdi_loss_load(&x->logits, row, v);
             if (!(z <= max)) max = z;
         }
-        for (int64_t v = 0; v < a->columns; v++) sum += exp(xdi_loss_load(&a->logits, row, v) - max);
+        for (int64_t v = 0; v < x->columns; v++) sum += exp(xdi_loss_load(&x->logits, row, v) - max);
         const double lse = max + log(sum);
-        for (int64_t v = 0; v < a->columns && a->entropy; v++) {
-            const double p = exp(xdi_loss_load(&a->logits, row, v) - lse);
+        for (int64_t v = 0; v < x->columns && a->entropy; v++) {
+            const double p = exp(xdi_loss_load(&x->logits, row, v) - lse);
             entropy -= p * log(p + XD_XTOKEN_EPSILON);
         }
         out[XD_XTOKEN_LARGEST] = max;
         out[XD_XTOKEN_LOG_SUM] = log(sum);
         out[XD_XTOKEN_ENTROPY] = entropy;
         out[XD_XTOKEN_LABEL] =
-            label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+            label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
     }
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count * a->k; i++) {
-        const int64_t v = a->ids[i % a->k] - a->first;
-        const double before = a->add ? a->cells[i] : 0.0;
-        a->cells[i] = v >= 0 && v < a->columns
-                          ? before + a->scale * xdi_loss_load(&a->logits, a->rows[i / a->k], v)
-                          : -INFINITY;
+    for (int64_t i = 0; i < x->count * a->k; i++) {
+        const int64_t v = a->ids[i % a->k] - x->first;
+        const double before = a->add ? a->out[i] : 0.0;
+        a->out[i] = v >= 0 && v < x->columns
+                        ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
+                        : -INFINITY;
     }
     return XD_OK;
 }
@@ -9710,7 +10113,7 @@ static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reve
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {
         double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
@@ -9726,41 +10129,41 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
     (void)launch;
-    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t v = a->ids[j] - a->first;
-        if (v >= 0 && v < a->columns) a->slope[v] = (float)(a->scale * a->student[j]);
-    }
+    for (int64_t id = 0; id < a->size; id++) a->slots[id] = -1;
+    for (int64_t j = 0; j < a->k; j++) a->slots[a->ids[j]] = (int32_t)j;
     return XD_OK;
 }
 
 /* ---- chunks with lists of their own ---- */
 
 /* Cell i += scale (p M) of one teacher id, of this shard's columns. */
-static void xdi_cpu_xtoken_list_add(const xd_xtoken_args *a, int64_t row, int32_t id, double scale,
+static void xdi_cpu_xtoken_list_add(const xd_xtoken_list_args *a, int64_t row, int32_t id, double scale,
                                     int64_t i) {
-    const xd_xtoken_matrix *m = &a->matrix;
-    const int64_t end = a->first + a->columns;
+    const xd_xtoken_projection *m = &a->lists.projection;
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t end = x->first + x->columns;
     if (!m->column_begin) {
-        if (id >= a->first && id < end)
-            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(a, row, id - a->first));
+        if (id >= x->first && id < end)
+            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(x, row, id - x->first));
         return;
     }
     for (int64_t e = m->column_begin[id]; e < m->column_begin[id + 1]; e++) {
-        const int64_t v = m->column_student[e];
-        if (v >= a->first && v < end)
+        const int64_t v = m->student_id[e];
+        if (v >= x->first && v < end)
             xdi_cells_add(a->fixed, a->cells, i,
-                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(a, row, v - a->first));
+                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(x, row, v - x->first));
     }
 }
 
-static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t *offset = a->lists.offset;
     (void)launch;
-    for (int64_t r = 0; r < a->count; r++)
-        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
-            xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i], 1.0, i);
+    for (int64_t r = 0; r < x->count; r++)
+        for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
+            xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i], 1.0, i);
     return XD_OK;
 }
 
@@ -9787,13 +10190,13 @@ static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, b
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
     (void)launch;
-    for (int64_t c = 0; c < a->place_count; c++) {
+    for (int64_t c = 0; c < a->lists.count; c++) {
         xd_xtoken_chunk *chunk = &a->chunks[c];
-        const int64_t n = a->offset[c + 1] - a->offset[c];
-        double *q = a->student + a->offset[c];
-        const double *target = a->teacher + a->offset[c];
+        const int64_t n = a->lists.offset[c + 1] - a->lists.offset[c];
+        double *q = a->student + a->lists.offset[c];
+        const double *target = a->teacher + a->lists.offset[c];
         if (n == 0) continue;
         for (int64_t i = 0; i < n; i++) q[i] /= chunk->student;
         chunk->agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(target, n);
@@ -9803,14 +10206,22 @@ static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const x
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t *offset = a->lists.offset;
     (void)launch;
-    for (int64_t r = 0; r < a->count; r++)
-        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+    for (int64_t r = 0; r < x->count; r++)
+        for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             if (a->student[i] != 0.0)
-                xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i],
-                                        a->student[i] / a->chunks[a->places[r]].largest, r);
+                xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i],
+                                        a->student[i] / a->chunks[x->places[r]].largest, r);
     return XD_OK;
+}
+
+/* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
+static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
+    (void)lists;
+    return (size_t)columns * (sizeof(double) + sizeof(float));
 }
 
 /* What is done to the columns that a chunk's list comes from. */
@@ -9821,31 +10232,60 @@ typedef enum xdi_xtoken_visit {
 } xdi_xtoken_visit;
 
 /* h += weight dy, then slope = p h / temperature, then h is zero again. */
-static void xdi_cpu_xtoken_list_visit(const xd_xtoken_args *a, int64_t v, double term,
-                                      xdi_xtoken_visit visit) {
-    if (v < 0 || v >= a->columns) return;
-    if (visit == XDI_XTOKEN_VISIT_ADD) a->cells[v] += term;
+static void xdi_cpu_xtoken_list_visit(const xd_xtoken_rows *x, int64_t row, double *h, float *slope,
+                                      int64_t v, double term, xdi_xtoken_visit visit) {
+    if (v < 0 || v >= x->columns) return;
+    if (visit == XDI_XTOKEN_VISIT_ADD) h[v] += term;
     if (visit == XDI_XTOKEN_VISIT_USE)
-        a->slope[v] = (float)(xdi_cpu_xtoken_p(a, a->rows[0], v) * a->cells[v] / a->temperature);
-    if (visit == XDI_XTOKEN_VISIT_CLEAR) a->cells[v] = 0.0;
+        slope[v] = (float)(xdi_cpu_xtoken_p(x, row, v) * h[v] / x->temperature);
+    if (visit == XDI_XTOKEN_VISIT_CLEAR) h[v] = 0.0;
 }
 
-static xd_result xdi_cpu_xtoken_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
-    const int64_t begin = a->offset[a->places[0]], end = a->offset[a->places[0] + 1];
-    (void)launch;
-    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+/* slope = p M dy / temperature of rows[r]. */
+static void xdi_cpu_xtoken_list_slopes(const xd_xtoken_list_gradient_args *a, int64_t r, double *h,
+                                       float *slope) {
+    const xd_xtoken_projection *m = &a->lists.projection;
+    const xd_xtoken_rows *x = &a->to.x;
+    const int64_t begin = a->lists.offset[x->places[r]], end = a->lists.offset[x->places[r] + 1];
+    memset(slope, 0, (size_t)x->columns * sizeof *slope);
     for (int visit = XDI_XTOKEN_VISIT_ADD; visit <= XDI_XTOKEN_VISIT_CLEAR; visit++)
         for (int64_t i = begin; i < end; i++) {
-            const int32_t id = a->list[i];
+            const int32_t id = a->lists.ids[i];
             if (!m->column_begin)
-                xdi_cpu_xtoken_list_visit(a, id - a->first, a->student[i], (xdi_xtoken_visit)visit);
+                xdi_cpu_xtoken_list_visit(x, x->rows[r], h, slope, id - x->first, a->dy[i],
+                                          (xdi_xtoken_visit)visit);
             for (int64_t e = m->column_begin ? m->column_begin[id] : 0;
                  m->column_begin && e < m->column_begin[id + 1]; e++)
-                xdi_cpu_xtoken_list_visit(a, m->column_student[e] - a->first,
-                                          (double)m->column_weight[e] * a->student[i],
-                                          (xdi_xtoken_visit)visit);
+                xdi_cpu_xtoken_list_visit(x, x->rows[r], h, slope, m->student_id[e] - x->first,
+                                          (double)m->column_weight[e] * a->dy[i], (xdi_xtoken_visit)visit);
         }
+}
+
+XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    const xd_xtoken_rows *x = &a->to.x;
+    double *h = (double *)a->scratch;
+    float *slope = (float *)(void *)(h + x->columns);
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    xd_xtoken_gradient one = a->to;
+    f.to = &one;
+    f.u = slope;
+    one.x.count = 1;
+    memset(h, 0, (size_t)x->columns * sizeof *h);
+    for (int64_t r = 0; r < x->count; r++) {
+        const double delta = a->delta[r] / x->temperature;
+        if (a->chunks[x->places[r]].largest == 0.0) continue;
+        xdi_cpu_xtoken_list_slopes(a, r, h, slope);
+        one.x.rows = x->rows + r;
+        f.delta = &delta;
+        write(state, &f, 0);
+    }
+}
+
+static xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
+                                              const xd_xtoken_list_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_list_gradient(a, xdi_cpu_xtoken_write, NULL);
     return XD_OK;
 }
 
@@ -9960,30 +10400,140 @@ static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_ar
     return XD_OK;
 }
 
+/* ---- sums ---- */
+
+static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                       double *out) {
+    (void)launch;
+    for (int64_t i = 0; i < count; i++) out[i] = xdi_cells_value(true, cells, i);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->logits.rows; row++) {
+        const double largest = a->lse[row] / a->temperature;
+        for (int64_t v = 0; v < a->columns; v++)
+            xdi_cells_add(true, a->cells, row,
+                          exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->logits.rows; row++)
+        a->lse[row] = a->lse[row] / a->temperature + log(xdi_cells_value(true, a->cells, row));
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
+    const double value = xdi_cells_value(a->fixed, a->cells, 0);
+    const double sum = xdi_cells_value(a->fixed, a->cells, 1);
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
+    a->chunk->value = value;
+    a->chunk->delta = a->merged[0];
+    a->chunk->agree = a->merged[1] != 0.0;
+    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
+/* ---- products with a projection ---- */
+
+static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t row) {
+    const xd_xtoken_projection *m = &a->projection;
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t column = a->ids ? a->ids[j] : j;
+        if (column < 0 || column >= m->teacher_size) continue;
+        for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
+            const int64_t v = m->student_id[e] - a->first;
+            if (v < 0 || v >= a->columns) continue;
+            xdi_cells_add(a->fixed, a->cells, row * a->k + j,
+                          (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
+        }
+    }
+}
+
+static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row(a, row);
+    return XD_OK;
+}
+
+/* The place of a teacher id among the columns; -1 when it is not there. */
+static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
+    int64_t low = 0, high = k;
+    if (!columns) return id;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (columns[middle] < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < k && columns[low] == id ? low : -1;
+}
+
+static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int64_t row) {
+    const xd_xtoken_projection *m = &a->projection;
+    const int64_t *begin = m->row_begin + a->first;
+    for (int64_t v = 0; v < a->rows.cols; v++) {
+        double sum = 0.0;
+        for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
+            const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
+            if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
+        }
+        xdi_loss_store(&a->rows, row, v, sum);
+    }
+}
+
+static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row_back(a, row);
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
+    kernels.matrix_bytes = xdi_cpu_xtoken_matrix_bytes;
+    kernels.project_scratch = xdi_cpu_xtoken_project_scratch;
+    kernels.pick_scratch = xdi_cpu_xtoken_pick_scratch;
+    kernels.prepare = xdi_cpu_xtoken_prepare;
     kernels.project = xdi_cpu_xtoken_project;
     kernels.target = xdi_cpu_xtoken_target;
     kernels.divergence = xdi_cpu_xtoken_divergence;
     kernels.delta = xdi_cpu_xtoken_delta;
-    kernels.gradient = xdi_cpu_xtoken_gradient;
+    kernels.row_deltas = xdi_cpu_xtoken_row_deltas;
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
     kernels.merge = xdi_cpu_xtoken_merge;
     kernels.total = xdi_cpu_xtoken_total;
+    kernels.close = xdi_cpu_xtoken_close;
     kernels.moments = xdi_cpu_xtoken_moments;
     kernels.pick = xdi_cpu_xtoken_pick;
     kernels.compare = xdi_cpu_xtoken_compare;
-    kernels.spread = xdi_cpu_xtoken_spread;
+    kernels.slots = xdi_cpu_xtoken_slots;
     kernels.list_project = xdi_cpu_xtoken_list_project;
     kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
     kernels.list_delta = xdi_cpu_xtoken_list_delta;
-    kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
+    kernels.list_bytes = xdi_cpu_xtoken_list_bytes;
+    kernels.project_gradient = xdi_cpu_xtoken_project_gradient;
+    kernels.mean_gradient = xdi_cpu_xtoken_mean_gradient;
+    kernels.pick_gradient = xdi_cpu_xtoken_pick_gradient;
+    kernels.list_gradient = xdi_cpu_xtoken_list_gradient;
+    kernels.label_gradient = xdi_cpu_xtoken_label_gradient;
+    kernels.rest_gradient = xdi_cpu_xtoken_rest_gradient;
     kernels.chunk_sums = xdi_cpu_chunk_sums;
     kernels.chunk_averages = xdi_cpu_chunk_averages;
     kernels.chunk_spread = xdi_cpu_chunk_spread;
+    kernels.settle = xdi_cpu_xtoken_settle;
+    kernels.row_sums = xdi_cpu_xtoken_row_sums;
+    kernels.row_logs = xdi_cpu_xtoken_row_logs;
+    kernels.product = xdi_cpu_xtoken_product;
+    kernels.product_back = xdi_cpu_xtoken_product_back;
     return kernels;
 }
 
@@ -15757,17 +16307,18 @@ XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double sca
     return true;
 }
 
-static bool xdi_fast_xtoken_takes(const xd_xtoken_args *a) {
-    const bool gradient =
-        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
-    return !a->fixed && gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+static bool xdi_fast_xtoken_takes(const xd_rows *rows) {
+    return rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16;
 }
 
-static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
-    xd_xtoken_args one = *a;
-    one.rows = a->rows + i;
-    one.places = a->places + i;
-    one.delta = a->delta ? a->delta + i : NULL;
+static bool xdi_fast_xtoken_writes(const xd_xtoken_gradient *to) {
+    return !to->fixed && xdi_fast_xtoken_takes(&to->x.logits) && xdi_fast_xtoken_takes(&to->rows);
+}
+
+static xd_xtoken_rows xdi_fast_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
+    xd_xtoken_rows one = *x;
+    one.rows = x->rows + i;
+    one.places = x->places + i;
     one.count = 1;
     return one;
 }
@@ -15782,13 +16333,28 @@ typedef struct xdi_fast_ids {
     int32_t list[XDI_XTOKEN_BLOCK];
 } xdi_fast_ids;
 
+/* Which rows at work are looked at: NULL -> all, else those whose chunk has a largest other than 0 and, with `several`,
+ * is not alone. */
+typedef struct xdi_fast_filter {
+    const xd_xtoken_chunk *chunks;
+    bool several;
+} xdi_fast_filter;
+
+static bool xdi_fast_looks(const xdi_fast_filter *filter, int64_t place) {
+    const xd_xtoken_chunk *c = filter->chunks ? &filter->chunks[place] : NULL;
+    return !c || (c->largest != 0.0 && !(filter->several && c->alone));
+}
+
 /* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
-    const xd_xtoken_args *a;
-    int64_t begin, end; /* of a->rows */
+    const xd_xtoken_rows *x;
+    xdi_xtoken_entries m;
+    int64_t k;
+    int64_t end; /* of x->rows, those that were passed over too */
     int64_t places[XDI_XTOKEN_LANES];
-    int lanes;
+    int lanes, rows;
+    int64_t row[XDI_XTOKEN_ROWS];        /* numbers in x->rows */
     int lane[XDI_XTOKEN_ROWS];           /* of a row */
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
@@ -15799,27 +16365,36 @@ typedef struct xdi_fast_group {
     xdi_fast_ids ids;
 } xdi_fast_group;
 
+static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
+    g->slots = scratch;
+    g->block = g->slots + XDI_XTOKEN_LANES * g->k;
+    g->across = g->block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    g->packed = g->across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
+    memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
+}
+
 /* The rows from `begin` on. What no row fills is 0. */
-static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
+                                        const xd_xtoken_matrix *m, const xdi_fast_filter *filter,
+                                        int64_t begin) {
     xdi_fast_group g;
     memset(&g, 0, sizeof g);
     g.loops = xdi_loops_of(launch)->xtoken;
-    g.a = a;
-    g.begin = g.end = begin;
-    for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
-        const int64_t place = a->places[g.end];
+    g.x = x;
+    g.m = xdi_xtoken_entries_of(m);
+    g.k = m->k;
+    for (g.end = begin; g.end < x->count && g.rows < XDI_XTOKEN_ROWS; g.end++) {
+        const int64_t place = x->places[g.end];
+        if (!xdi_fast_looks(filter, place)) continue;
         if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
             if (g.lanes == XDI_XTOKEN_LANES) break;
             g.places[g.lanes++] = place;
         }
-        g.lane[at] = g.lanes - 1;
-        g.fits[at] = xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[g.end]], 1.0, &g.p[at]);
+        g.row[g.rows] = g.end;
+        g.lane[g.rows] = g.lanes - 1;
+        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[g.end]], 1.0, &g.p[g.rows]);
+        g.rows++;
     }
-    g.slots = a->scratch;
-    g.block = g.slots + XDI_XTOKEN_LANES * a->k;
-    g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    g.packed = g.across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
-    memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }
 
@@ -15835,8 +16410,8 @@ static int64_t xdi_fast_padded(int64_t n) {
 
 /* The block that begins at v. Powers of four ids cost less than picking one. */
 static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
-    const int64_t n = xdi_fast_block_at(v, m->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    const xdi_xtoken_entries *m = &g->m;
+    const int64_t n = xdi_fast_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
     int64_t count = 0;
     int32_t last = -1;
     g->ids.v = v;
@@ -15853,15 +16428,15 @@ static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
 
 /* All entries of the block, to slots or back. */
 static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
+    const xdi_xtoken_entries *m = &g->m;
     const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
     g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
                    g->block, g->slots, back);
 }
 
-/* Logits of rows[i] that have tables; how many. */
-static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_simd_array *x) {
-    *x = xdi_fast_array(&g->a->logits, g->a->rows[i], g->ids.v);
+/* Logits of the group's row that have tables; how many. */
+static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int at, xdi_simd_array *x) {
+    *x = xdi_fast_array(&g->x->logits, g->x->rows[g->row[at]], g->ids.v);
     if (!g->ids.packed) return g->ids.n;
     g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
     *x = xdi_xtoken_floats(g->packed);
@@ -15872,46 +16447,53 @@ static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_sim
 static void xdi_fast_project_block(const xdi_fast_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
-    for (int64_t i = g->begin; i < g->end; i++) {
-        const int64_t at = i - g->begin;
+    for (int at = 0; at < g->rows; at++) {
         const int lane = g->lane[at];
         xdi_simd_array x;
         if (!g->fits[at]) continue;
-        const int64_t n = xdi_fast_block_logits(g, i, &x);
+        const int64_t n = xdi_fast_block_logits(g, at, &x);
         g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
 }
 
-static void xdi_fast_project_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
-    const xd_xtoken_matrix *m = &a->matrix;
-    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
-    for (int64_t v = 0; v < m->columns; v += g->ids.n) {
+static void xdi_fast_project_group(xdi_fast_group *g, double *cells) {
+    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * g->k) * sizeof(float));
+    for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
         xdi_fast_open_block(g, v);
         if (g->ids.tables == 0) continue;
         xdi_fast_project_block(g);
         g->loops->to_tables(g->across, g->ids.tables, g->block);
         xdi_fast_walk_block(g, false);
     }
-    for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, m->k);
+    for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, g->k);
         g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
-                            a->cells + g->places[lane] * m->k + j);
+                            cells + g->places[lane] * g->k + j);
     }
 }
 
-static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+/* Tables of J, of a block of ids both ways round, and of a row; or both sides of a divergence. The plain kernels, which
+ * do what is fixed, need none. */
+static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
+    if (fixed) return 0;
+    return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
-    for (int64_t begin = 0; begin < a->count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_project_group(&g);
-        for (int64_t i = begin; i < g.end; i++) {
-            const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            if (!g.fits[i - begin]) XD_TRY(plain.project(launch, &one));
+    const xdi_fast_filter all = { NULL, false };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.project(launch, a);
+    for (int64_t begin = 0; begin < a->x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_project_group(&g, a->cells);
+        for (int at = 0; at < g.rows; at++) {
+            xd_xtoken_project_args one = *a;
+            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            if (!g.fits[at]) XD_TRY(plain.project(launch, &one));
         }
         begin = g.end;
     }
@@ -15919,12 +16501,11 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
 }
 
 /* dy of the group's chunks: slots. */
-static void xdi_fast_load_slopes(const xdi_fast_group *g) {
-    const int64_t k = g->a->k;
-    for (int64_t j = 0; j < k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, k);
+static void xdi_fast_load_slopes(const xdi_fast_group *g, const double *dy) {
+    for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, g->k);
         for (int lane = 0; lane < g->lanes; lane++)
-            g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
+            g->loops->narrow(dy + g->places[lane] * g->k + j, n, 1.0, 0.0,
                              g->across + lane * XDI_XTOKEN_STRIDE);
         g->loops->to_tables(g->across, n, g->slots + j * XDI_XTOKEN_LANES);
     }
@@ -15938,36 +16519,39 @@ static void xdi_fast_back_block(const xdi_fast_group *g) {
     g->loops->to_lanes(g->block, tables, g->across);
 }
 
-static void xdi_fast_delta_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
-    xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < a->matrix.columns; v += g->ids.n) {
+static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *a) {
+    xdi_fast_load_slopes(g, a->dy);
+    for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
         xdi_fast_open_block(g, v);
         if (g->ids.tables == 0) continue;
         xdi_fast_back_block(g);
-        for (int64_t i = g->begin; i < g->end; i++) {
-            const int64_t at = i - g->begin;
+        for (int at = 0; at < g->rows; at++) {
+            const int64_t i = g->row[at];
             xdi_simd_array x;
             if (!g->fits[at]) continue;
-            const int64_t n = xdi_fast_block_logits(g, i, &x);
+            const int64_t n = xdi_fast_block_logits(g, at, &x);
             a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
-                           a->chunks[a->places[i]].largest;
+                           a->chunks[a->x.places[i]].largest;
         }
     }
 }
 
-static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
-    for (int64_t begin = 0; begin < a->count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_delta_group(&g);
-        for (int64_t i = begin; i < g.end; i++) {
-            xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            one.cells = a->cells + i;
-            if (!g.fits[i - begin]) XD_TRY(plain.delta(launch, &one));
-        }
+    const xdi_fast_filter several = { a->chunks, true };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.delta(launch, a);
+    for (int64_t begin = 0; begin < a->x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
         begin = g.end;
+        if (g.rows == 0) continue;
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_delta_group(&g, a);
+        for (int at = 0; at < g.rows; at++) {
+            xd_xtoken_delta_args one = *a;
+            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            one.cells = a->cells + g.row[at];
+            if (!g.fits[at]) XD_TRY(plain.delta(launch, &one));
+        }
     }
     return XD_OK;
 }
@@ -15991,23 +16575,23 @@ static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
 }
 
 /* What of rows[i] is the same for all blocks; false where f32 does not fit. */
-static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
-    const int64_t row = a->rows[i];
-    const double delta = a->delta ? a->delta[i] : 0.0;
+static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
+    const xd_xtoken_gradient *to = f->to;
+    const xd_xtoken_rows *x = &to->x;
+    const int64_t row = x->rows[i];
+    const double delta = f->delta ? f->delta[i] : 0.0, tau = x->temperature;
     memset(w, 0, sizeof *w);
-    w->add = a->written[row] != 0;
-    w->past = !w->add && xdi_fast_goes_past(&a->gradient);
-    w->times_p = a->matrix.begin != NULL;
+    w->add = to->written[row] != 0;
+    w->past = !w->add && xdi_fast_goes_past(&to->rows);
+    w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
-    w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
-    w->label = w->hard ? a->labels[row] - a->first : -1;
-    w->u = a->u;
-    w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
+    w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
+    w->label = w->hard ? to->labels[row] - x->first : -1;
+    w->u = f->u;
+    w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
-    if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
-                                          a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
-        return false;
-    if (w->hard && !xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1))
+    if (w->soft && !xdi_fast_xtoken_power(tau, x->lse[row], f->dy ? 1.0 / tau : 1.0, &w->p)) return false;
+    if (w->hard && !xdi_fast_xtoken_power(1.0, to->lse_one[row], to->ce_factor[row] * to->ce_weight, &w->p1))
         return false;
     xdi_fast_join_powers(w);
     return true;
@@ -16015,77 +16599,98 @@ static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_write
 
 /* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
  * gradient and the logits held there. */
-static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
+static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
-    const int64_t row = a->rows[i];
+    const int64_t row = f->to->x.rows[i];
     const bool here = w->label >= v && w->label < v + n;
     double at_label = 0.0;
-    if (here) {
-        const double h = a->matrix.begin ? (double)w->u[w->label - v] : 0.0;
-        at_label = xdi_xtoken_gradient_at(a, i, w->label, h);
-    }
-    w->x = xdi_fast_array(&a->logits, row, v);
-    w->out = xdi_fast_array(&a->gradient, row, v);
+    if (here) at_label = xdi_xtoken_gradient_at(f, i, w->label, f->dy ? (double)w->u[w->label - v] : 0.0);
+    w->x = xdi_fast_array(&f->to->x.logits, row, v);
+    w->out = xdi_fast_array(&f->to->rows, row, v);
     loops->write(w, n);
-    if (here) xdi_loss_store(&a->gradient, row, w->label, at_label);
-}
-
-static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
-    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
-        xdi_loss_store(&a->gradient, row, v, 0.0);
-    a->written[row] = 1;
+    if (here) xdi_loss_store(&f->to->rows, row, w->label, at_label);
 }
 
 /* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
-static void xdi_fast_write_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
+static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
     xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
-    for (int64_t i = g->begin; i < g->end; i++)
-        g->fits[i - g->begin] = xdi_fast_writer(a, i, &writers[i - g->begin]);
-    xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, a->columns);
+    for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_fast_writer(f, g->row[at], &writers[at]);
+    xdi_fast_load_slopes(g, f->dy);
+    for (int64_t v = 0; v < g->x->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, g->x->columns);
         g->ids.v = v;
         g->ids.n = g->ids.tables = n;
         g->ids.packed = false;
         xdi_fast_back_block(g);
-        for (int64_t i = g->begin; i < g->end; i++) {
-            const int64_t at = i - g->begin;
+        for (int at = 0; at < g->rows; at++) {
             if (!g->fits[at]) continue;
             writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
-            xdi_fast_write_block(g->loops, a, i, &writers[at], v, n);
+            xdi_fast_write_block(g->loops, f, g->row[at], &writers[at], v, n);
         }
     }
-    for (int64_t i = g->begin; i < g->end; i++) {
-        if (g->fits[i - g->begin])
-            xdi_fast_end_row(a, a->rows[i]);
+    for (int at = 0; at < g->rows; at++) {
+        if (g->fits[at])
+            xdi_xtoken_gradient_end(f->to, g->x->rows[g->row[at]]);
         else
-            xdi_xtoken_gradient_row(a, i);
+            xdi_xtoken_gradient_row(f, g->row[at]);
     }
 }
 
-static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i) {
+static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    const xdi_xtoken_form f = xdi_xtoken_project_form(a);
+    const xdi_fast_filter counted = { a->chunks, false };
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu().project_gradient(launch, a);
+    for (int64_t begin = 0; begin < a->to.x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
+        begin = g.end;
+        if (g.rows == 0) continue;
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_write_group(&g, &f);
+    }
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+/* A row by itself, on the launch that is the state. */
+static void xdi_fast_write_row(const void *state, const xdi_xtoken_form *f, int64_t i) {
+    const xdi_xtoken_loops *loops = xdi_loops_of((const xd_launch *)state)->xtoken;
+    const xd_xtoken_gradient *to = f->to;
     xdi_xtoken_writer w;
-    if (!xdi_fast_writer(a, i, &w)) {
-        xdi_xtoken_gradient_row(a, i);
+    if (!xdi_fast_xtoken_writes(to) || !xdi_fast_writer(f, i, &w)) {
+        xdi_xtoken_gradient_row(f, i);
         return;
     }
-    for (int64_t v = 0; v < a->columns; v += XDI_TILE) {
-        w.u = a->u ? a->u + v : NULL;
-        xdi_fast_write_block(loops, a, i, &w, v, xdi_fast_tile_at(v, a->columns));
+    for (int64_t v = 0; v < to->x.columns; v += XDI_TILE) {
+        w.u = f->u ? f->u + v : NULL;
+        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, to->x.columns));
     }
-    xdi_fast_end_row(a, a->rows[i]);
+    xdi_xtoken_gradient_end(to, to->x.rows[i]);
 }
 
-static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
-    for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
-    for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_write_group(&g);
-        begin = g.end;
-    }
+static xd_result xdi_fast_xtoken_mean_gradient(const xd_launch *launch,
+                                               const xd_xtoken_mean_gradient_args *a) {
+    xdi_xtoken_mean_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_pick_gradient(const xd_launch *launch,
+                                               const xd_xtoken_pick_gradient_args *a) {
+    xdi_xtoken_pick_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_list_gradient(const xd_launch *launch,
+                                               const xd_xtoken_list_gradient_args *a) {
+    xdi_xtoken_list_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    xdi_xtoken_rest_gradient(to, xdi_fast_write_row, launch);
     xdi_fast_tiles(launch)->fence();
     return XD_OK;
 }
@@ -16101,10 +16706,11 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
 }
 
 /* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
-static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
+static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
+    const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
-    const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
-                         next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
+    const xdi_simd_array y = xdi_fast_array(&x->logits, x->rows[i], 0),
+                         next = xdi_fast_array(&x->logits, x->rows[i + 1 < x->count ? i + 1 : i], 0);
     const float *wide = (const float *)y.data;
     const uint16_t *half = (const uint16_t *)y.data;
     for (int64_t j = 0; j < k && y.bf16; j++) {
@@ -16118,39 +16724,42 @@ static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
     }
 }
 
-static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
-    if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
-    for (int64_t i = 0; i < a->count; i++) {
+    const double tau = a->x.temperature;
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.target(launch, a);
+    for (int64_t i = 0; i < a->x.count; i++) {
         xdi_fast_pick(a, i);
-        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
-        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
+        xd_xtoken_target_args one = *a;
+        one.x = xdi_fast_xtoken_one(&a->x, i);
         if (isnan(lse))
             XD_TRY(plain.target(launch, &one));
         else
-            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
-                                                lse, true, a->cells + a->places[i] * a->k);
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
+                                                a->cells + a->x.places[i] * a->k);
     }
     return XD_OK;
 }
 
-static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const double factor = a->scale / a->temperature;
-    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
-    if (a->count == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
+    const xd_xtoken_rows *x = &a->x;
+    const double factor = a->scale / x->temperature;
+    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i];
         const double lse =
-            a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
+            x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
         if (isfinite(lse)) {
-            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, row, 0), x->columns, factor,
                                                 lse * a->scale, i > 0, a->cells);
             continue;
         }
-        if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+        if (i == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
         xdi_xtoken_log_probs_row(a, i);
     }
     return XD_OK;
@@ -16175,8 +16784,8 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 }
 
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
-static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
-                           const double *target) {
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, xd_xtoken_chunk *c,
+                           double *q, const double *target) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
@@ -16207,11 +16816,11 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_
     return true;
 }
 
-static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (a->fixed) return plain.divergence(launch, a);
     for (int64_t i = 0; i < a->place_count; i++) {
-        xd_xtoken_args one = *a;
+        xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
         one.teacher = a->teacher + i * a->k;
         one.chunks = a->chunks + i;
@@ -16243,7 +16852,7 @@ static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int6
 }
 
 /* The first pair whose student id is not less. */
-static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
+static int64_t xdi_fast_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     int64_t begin = 0, end = a->pairs;
     while (begin < end) {
         const int64_t middle = begin + (end - begin) / 2;
@@ -16256,7 +16865,7 @@ static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
 }
 
 /* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
-static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t at,
+static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
                                  int64_t n, const double *y, xdi_fast_best *best) {
     double x[XDI_XTOKEN_PAIRS];
     float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
@@ -16270,7 +16879,7 @@ static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_
     return sum;
 }
 
-static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
@@ -16309,7 +16918,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
     return XD_OK;
 }
 
-static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
@@ -16320,12 +16929,14 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
 /* ---- single positions ---- */
 
 /* False where f32 does not fit. */
-static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
+static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moments_args *a, int64_t row,
+                                 double *out) {
+    const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t label = a->labels ? a->labels[row] : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
-    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &a->logits, row, a->columns, XDI_TILE_LOG2E, &sum))
+    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
         return false;
     const double log_sum = log(sum.sum);
     if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
@@ -16333,33 +16944,38 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *
     out[XD_XTOKEN_LOG_SUM] = log_sum;
     out[XD_XTOKEN_ENTROPY] = 0.0;
     out[XD_XTOKEN_LABEL] =
-        label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
-    for (int64_t v = 0; v < a->columns && a->entropy; v += XDI_TILE)
+        label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
+    for (int64_t v = 0; v < x->columns && a->entropy; v += XDI_TILE)
         out[XD_XTOKEN_ENTROPY] +=
-            loops->entropy(xdi_fast_array(&a->logits, row, v), xdi_fast_tile_at(v, a->columns), p);
+            loops->entropy(xdi_fast_array(&x->logits, row, v), xdi_fast_tile_at(v, x->columns), p);
     return true;
 }
 
-static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.moments(launch, a);
-    for (int64_t i = 0; i < a->count; i++) {
-        xd_xtoken_args one = *a;
-        one.rows = a->rows + i;
-        one.count = 1;
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.moments(launch, a);
+    for (int64_t i = 0; i < a->x.count; i++) {
+        xd_xtoken_moments_args one = *a;
+        one.x.rows = a->x.rows + i;
+        one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
     }
     return XD_OK;
 }
 
 /* The entries that vectors do better. */
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
+    kernels->project_scratch = xdi_fast_xtoken_project_scratch;
     kernels->project = xdi_fast_xtoken_project;
     kernels->target = xdi_fast_xtoken_target;
     kernels->divergence = xdi_fast_xtoken_divergence;
     kernels->delta = xdi_fast_xtoken_delta;
-    kernels->gradient = xdi_fast_xtoken_gradient;
+    kernels->project_gradient = xdi_fast_xtoken_project_gradient;
+    kernels->mean_gradient = xdi_fast_xtoken_mean_gradient;
+    kernels->pick_gradient = xdi_fast_xtoken_pick_gradient;
+    kernels->list_gradient = xdi_fast_xtoken_list_gradient;
+    kernels->rest_gradient = xdi_fast_xtoken_rest_gradient;
     kernels->log_probs = xdi_fast_xtoken_log_probs;
     kernels->pair = xdi_fast_xtoken_pair;
     kernels->tail = xdi_fast_xtoken_tail;
@@ -30901,18 +31517,11 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
-/* project.c: the matrix in the columns ids[0 .. k) for student ids [begin, end). The blocks of out are given:
- * begin [end - begin + 1], student, slot and weight as many as these rows of m have. slots[teacher_size] is
- * scratch. */
-XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
-                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
-                                        int32_t *slot, float *weight);
+/* project.c: a projection as kernels take it. */
+XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m);
 
 /* project.c: may the kernels of the context read the matrix? */
 XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
-
-/* chunks.c: exact cells as doubles, all of it in memory of the context's device; on a CPU the cells are spent. */
-XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out);
 
 /* >>align/align.c */
 
@@ -32482,19 +33091,6 @@ static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *row
     return a;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
-    const xd_kernels *kernels = xd_ctx_kernels(ctx);
-    const xd_launch launch = xd_ctx_launch(ctx);
-    xd_xtoken_args a;
-    memset(&a, 0, sizeof a);
-    a.cells = cells;
-    a.count = count;
-    a.out = out;
-    if (kernels->device != XD_DEVICE_CPU) return kernels->xtoken.settle(&launch, &a);
-    xdi_cells_settle(cells, count);
-    return kernels->memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
-}
-
 /* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
 static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
@@ -32521,7 +33117,10 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     }
     result = xdi_vocab_agree(NULL, map->comm, result);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
-    if (result == XD_OK && fixed) result = xdi_xtoken_settle(ctx, a.out, cells, sums);
+    if (result == XD_OK && fixed) {
+        const xd_launch launch = xd_ctx_launch(ctx);
+        result = xd_ctx_kernels(ctx)->xtoken.settle(&launch, a.out, cells, sums);
+    }
     if (fixed) xdi_call_memory_done(ctx, a.out);
     return result == XD_OK ? xdi_chunks_count(map, sizes) : result;
 }
@@ -32617,6 +33216,12 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
     memset(projection, 0, sizeof *projection);
 }
 
+XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m) {
+    const xd_xtoken_projection p = { m->teacher_size, m->row_begin,  m->teacher_id,   m->weight,
+                                     m->column_begin, m->student_id, m->column_weight };
+    return p;
+}
+
 /* ---- products ---- */
 
 /* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
@@ -32696,70 +33301,26 @@ static void xdi_project_close(xdi_project_call *p) {
     xd_projection_unload(p->ctx, &p->copied);
 }
 
-/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                 int64_t end) {
-    xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
-    while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
-    while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
-    return span;
-}
-
-XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
-                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
-                                        int32_t *slot, float *weight) {
-    int64_t n = 0;
-    for (int64_t id = 0; id < m->teacher_size; id++) slots[id] = -1;
-    for (int64_t j = 0; j < k; j++) slots[ids[j]] = (int32_t)j;
-    for (int64_t v = begin; v < end; v++) {
-        row_begin[v - begin] = n;
-        for (int64_t e = m->row_begin[v]; e < m->row_begin[v + 1]; e++) {
-            const int32_t at = slots[m->teacher_id[e]];
-            if (at < 0) continue;
-            student[n] = (int32_t)(v - begin);
-            slot[n] = at;
-            weight[n++] = m->weight[e];
-        }
-    }
-    row_begin[end - begin] = n;
-}
-
-static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int64_t row, double *cells) {
-    const xd_projection *m = &p->m;
-    const int64_t first = p->vocab.begin;
-    for (int64_t j = 0; j < p->k; j++) {
-        const xdi_projection_span span =
-            xdi_projection_column(m, p->columns ? p->columns[j] : j, first, p->vocab.end);
-        for (int64_t e = span.begin; e < span.end; e++)
-            xdi_cells_add(p->fixed, cells, row * p->k + j,
-                          (double)m->column_weight[e] * xdi_loss_load(probs, row, m->student_id[e] - first));
-    }
+static xd_xtoken_product_args xdi_project_args(const xdi_project_call *p, const xd_rows *rows) {
+    xd_xtoken_product_args a;
+    memset(&a, 0, sizeof a);
+    a.rows = *rows;
+    a.first = p->vocab.begin;
+    a.columns = p->vocab.end - p->vocab.begin;
+    a.projection = xdi_projection_for_kernels(&p->m);
+    a.ids = p->columns;
+    a.k = p->k;
+    a.fixed = p->fixed;
+    return a;
 }
 
 /* cells [rows, k] = P M for this rank's columns. */
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
-    xd_xtoken_args a;
-    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
-    for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
-    if (!p->on_device) return XD_OK;
-    memset(&a, 0, sizeof a);
-    a.logits = *probs;
-    a.first = p->vocab.begin;
-    a.count = a.place_count = probs->rows;
-    a.ids = p->columns;
-    a.vocabulary = p->m.teacher_size;
+    xd_xtoken_product_args a = xdi_project_args(p, probs);
     a.cells = cells;
-    a.fixed = p->fixed;
-    a.matrix.columns = p->vocab.end - p->vocab.begin;
-    a.matrix.k = p->k;
-    a.matrix.column_begin = p->m.column_begin;
-    a.matrix.column_student = p->m.student_id;
-    a.matrix.column_weight = p->m.column_weight;
-    return p->kernels->xtoken.project(&p->launch, &a);
+    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    return p->kernels->xtoken.product(&p->launch, &a);
 }
 
 /* In INVARIANT mode, tile after tile of rows. */
@@ -32773,7 +33334,7 @@ static xd_result xdi_project_fixed(const xdi_project_call *p, const xd_rows *pro
         XD_TRY(xdi_project_rows(p, &part, p->cells));
         if (p->vocab.tp)
             XD_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
-        XD_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
+        XD_TRY(p->kernels->xtoken.settle(&p->launch, p->cells, count, out + row * p->k));
     }
     return XD_OK;
 }
@@ -32804,62 +33365,17 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_project
     return result;
 }
 
-/* The place of a teacher id among the columns; -1 when it is not there. */
-static int64_t xdi_project_place(const int64_t *columns, int64_t k, int64_t id) {
-    int64_t low = 0, high = k;
-    if (!columns) return id;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (columns[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < k && columns[low] == id ? low : -1;
-}
-
-static void xdi_project_row_backward(const xdi_project_call *p, const double *weight, const xd_rows *gradient,
-                                     int64_t row) {
-    const xd_projection *m = &p->m;
-    for (int64_t v = 0; v < gradient->cols; v++) {
-        const int64_t id = p->vocab.begin + v;
-        double sum = 0.0;
-        for (int64_t e = id < p->vocab.end ? m->row_begin[id] : 0;
-             id < p->vocab.end && e < m->row_begin[id + 1]; e++) {
-            const int64_t j = xdi_project_place(p->columns, p->k, m->teacher_id[e]);
-            if (j >= 0) sum += (double)m->weight[e] * weight[row * p->k + j];
-        }
-        xdi_loss_store(gradient, row, v, sum);
-    }
-}
-
-static xd_result xdi_project_there_backward(const xdi_project_call *p, const double *weight,
-                                            const xd_rows *gradient) {
-    xd_xtoken_args a;
-    memset(&a, 0, sizeof a);
-    a.gradient = *gradient;
-    a.columns = p->vocab.end - p->vocab.begin;
-    a.count = gradient->rows;
-    a.k = p->k;
-    a.student = (double *)(uintptr_t)weight; /* read alone */
-    a.direct = true;
-    a.matrix.k = p->k;
-    a.matrix.begin = p->m.row_begin + p->vocab.begin;
-    a.matrix.slot = p->m.teacher_id;
-    a.matrix.weight = p->m.weight;
-    a.matrix.sorted = p->columns;
-    return p->kernels->xtoken.gradient(&p->launch, &a);
-}
-
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient) {
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
-    for (int64_t row = 0; row < gradient.rows && result == XD_OK && !p.on_device; row++)
-        xdi_project_row_backward(&p, weight, &gradient, row);
-    if (result == XD_OK && p.on_device) result = xdi_project_there_backward(&p, weight, &gradient);
+    if (result == XD_OK) {
+        xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
+        a.weight = weight;
+        result = p.kernels->xtoken.product_back(&p.launch, &a);
+    }
     xdi_project_close(&p);
     return result;
 }
@@ -35877,36 +36393,118 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_row
 #ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/internal */
 
-/* The floor of the reference's divisions and logarithms. */
-#define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
+/* One driver for all kinds of teachers and all devices. What a call computes on lies in the memory of the context's
+ * device, `work`; what the host makes for it are lists, which one copy brings there; what the host alone looks at is
+ * `host`. On a CPU the three are one memory, and what would be copied is there already.
+ *
+ *   check   are the teacher's fields right, on this rank alone
+ *   size    the largest of the blocks that teachers use in turn
+ *   layout  the blocks that a teacher has to itself
+ *   open    once a call, before the first exchange: what comes from other memory; on this rank alone
+ *   begin   once a call, when weights and chunks are known: what all passes use; collective
+ *   fill    once a pass: the lists, before any kernel runs
+ *   upload  the lists of all teachers go to the device
+ *   run     once a pass: sums, divergences, and the gradient when the pass writes; the host does not wait
+ *   tell    once a pass, when the chunks are back: what they add to the sums
+ *   close   releases what open and begin took
+ *
+ * A term is a teacher during a call. A place is a chunk's number among those of its sequence that this rank works on; a
+ * tile is so many places in a row. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced over
+ * ranks, and settled into doubles.
+ *
+ * A new kind is a file with its xdi_xtoken_kind and a line in kinds.c. */
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
+typedef struct xdi_xtoken xdi_xtoken;
+typedef struct xdi_xtoken_term xdi_xtoken_term;
+
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids;     /* J */
+    int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t slots;   /* of ids in J */
+    int64_t settled; /* cells that become doubles ... */
+    int64_t cells;   /* ... and the others behind them */
+    int64_t doubles; /* that take the place of cells */
+    int64_t tail;
+    int64_t means; /* GOLD: columns */
+    int64_t scratch;
+    int64_t moments; /* rows whose moments are asked for */
+    size_t matrix;
+} xdi_xtoken_sizes;
+
+/* Where blocks come from; false `fits` when one did not. */
+typedef struct xdi_xtoken_arenas {
+    xd_arena *lists, *host, *work;
+    bool fits;
+} xdi_xtoken_arenas;
+
+/* What is special about a kind. */
+enum {
+    XDI_KIND_POSITIONS = 1,   /* it compares positions, not chunks */
+    XDI_KIND_APART = 2,       /* its chunks are worked on without places */
+    XDI_KIND_AT_ONE = 4,      /* at temperature 1 whatever the loss's */
+    XDI_KIND_ALL_COMPAT = 8,  /* compat: chunks of sequences that do not count are compared too */
+    XDI_KIND_EVEN_COMPAT = 16 /* compat: neither the size of sample weights nor exact_only matters */
+};
+
+/* A kind of teachers. What it has no use for is NULL. */
+typedef struct xdi_xtoken_kind {
+    int traits;
+    xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
+    int64_t (*tile)(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile); /* chunks at once */
+    void (*size)(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s);
+    void (*layout)(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a);
+    xd_result (*open)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*begin)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*fill)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*run)(xdi_xtoken *x, xdi_xtoken_term *term);
+    void (*tell)(xdi_xtoken *x, const xdi_xtoken_term *term);
+    void (*close)(const xdi_xtoken *x, xdi_xtoken_term *term);
+} xdi_xtoken_kind;
+
 /* Rows of the student, or of a teacher, by the places of their chunks. */
 typedef struct xdi_xtoken_side {
-    int64_t *begin; /* [B C + 1] where the rows of a place begin, C places a sequence */
-    int64_t *rows;  /* [rows] those whose chunk has a place */
+    int64_t *begin;         /* host: [B C + 1] where the rows of a place begin, C places a sequence */
+    int64_t *rows, *places; /* lists: [rows] those whose chunk has a place, and this place in its tile */
 } xdi_xtoken_side;
 
-/* One teacher during a call. Its chunks have places, sequence by sequence: see xdi_xtoken_share. */
-typedef struct xdi_xtoken_term {
+struct xdi_xtoken_term {
     const xd_xtoken_teacher *teacher;
+    const xdi_xtoken_kind *kind;
     int64_t held;       /* teacher positions of a sequence on this rank */
     int64_t vocabulary; /* V_t */
     int64_t k;          /* columns in J */
     int64_t tile;
-    int64_t *student_sizes, *teacher_sizes; /* [B, C] */
-    int64_t *order, *place;                 /* [B, C] the chunk of a place, and the place of a chunk or -1 */
-    int64_t *shared, *listed;               /* [B] places of chunks that several ranks hold, and all */
+    int64_t *student_sizes, *teacher_sizes; /* host: [B, C] */
+    int64_t *order, *place;   /* host: [B, C] the chunk of a place, and the place of a chunk or -1 */
+    int64_t *shared, *listed; /* host: [B] places of chunks that several ranks hold, and all */
     xdi_xtoken_side student_rows, teacher_rows;
-    double denominator; /* D */
-    double weight;      /* omega */
-    double length;      /* ln V_i / ln min V, or 1 */
-    bool active;        /* takes part in KD */
-    int64_t cell;       /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-} xdi_xtoken_term;
+    xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
+    int64_t chunk_count;     /* of these */
+    uint8_t *mask;           /* lists: [teacher rows] who has a say in J */
+    double denominator;      /* D */
+    double weight;           /* omega */
+    double length;           /* ln V_i / ln min V, or 1 */
+    bool active;             /* takes part in KD */
+    bool reads;              /* comes as logits */
+    int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+    void *own;               /* host: what its kind has of its own */
+};
 
-/* A teacher's cells of x->sums. */
+/* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
+ * each, these, and those of the teachers. */
+enum {
+    XDI_XTOKEN_CE,
+    XDI_XTOKEN_TOKENS,
+    XDI_XTOKEN_RIGHT,
+    XDI_XTOKEN_LABEL,
+    XDI_XTOKEN_NOT_FINITE,
+    XDI_XTOKEN_FIRST
+};
+
+/* A teacher's, from its first on. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -35915,21 +36513,1363 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
-typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
-} xdi_xtoken_sizes;
+/* What the host looks at; [rows] of the student. */
+typedef struct xdi_xtoken_host {
+    int64_t *argmax;
+    double *log_probs;  /* of the labels */
+    double *row_weight; /* 0 where not counted */
+    double *ce_factor;  /* a list: of the cross entropy's gradient */
+    double *sums;       /* cells: what is summed over comm */
+    double *moments;    /* [moment rows, XD_XTOKEN_MOMENTS] */
+    int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
+} xdi_xtoken_host;
 
-/* LIKELIHOOD: what the kind needs beside the workspace. */
-typedef struct xdi_likelihood {
-    double *sums;    /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
-    double *moments; /* [teacher rows, XD_XTOKEN_MOMENTS] where it reads logits */
-    int64_t *rows;   /* [count] of the student that have a gradient */
-    double *slopes;  /* [count] d loss / d log-probability of those */
-    int64_t count;
-} xdi_likelihood;
+/* What kernels work on: memory of the device. */
+typedef struct xdi_xtoken_work {
+    double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
+    int64_t *argmax;       /* [rows] */
+    double *log_probs;     /* [rows] logits at the labels, then log-probabilities */
+    int64_t *labels;       /* [rows] where the device cannot read the caller's */
+    uint8_t *written;      /* [rows] the gradient has this row */
+    double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
+    double *delta;         /* [held] */
+    int64_t *ids;          /* [k] J, where it is chosen */
+    float *maxima;         /* of columns, and the k largest of them */
+    double *values;
+    void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
+    int32_t *slots;                         /* SAME: places of ids in J */
+    float *u;                               /* GOLD: [columns] derivative by a mean */
+    double *tails, *all_tails, *other_tail; /* GOLD: of this shard, of all, of the teacher */
+    int64_t *tail_ids;                      /* GOLD: both tails', and scratch for shards */
+    double *merged;                         /* GOLD: [2] */
+    float *scratch;                         /* for the kernels */
+    double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
+    int64_t *moment_labels;                 /* [moment rows] where the device cannot read the caller's */
+} xdi_xtoken_work;
 
-/* CACHED: where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+/* One call. */
+struct xdi_xtoken {
+    xd_ctx *ctx;
+    xd_launch launch;
+    const xd_kernels *kernels;
+    xd_xtoken_desc d;
+    xd_vocab_info vocab;
+    int64_t held, columns;  /* student positions of a sequence; columns of this shard */
+    xdi_xtoken_term *terms; /* [teacher_count] */
+    xdi_xtoken_host host;
+    xdi_xtoken_work work;
+    unsigned char *here, *there; /* the lists, and where the device has them */
+    size_t list_bytes;
+    int64_t room; /* see work.cells */
+    double token_denominator;
+    double kd_weight, ce_weight;
+    xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
+    void *host_memory, *list_memory, *work_memory; /* to be released */
+    int selected;
+    bool on_device; /* its memory is not the host's */
+    bool fixed;     /* INVARIANT: cells are xd_fixed */
+    bool write;     /* this pass writes the gradient */
+    bool owner;     /* this rank tells what all ranks of sequence_comm know */
+};
+
+/* ---- teacher.c: a teacher's desc by itself ---- */
+
+/* Does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
+ * none. */
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
+/* V_t, the size of J, and entries of the sorted tails. */
+XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
+XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
+/* How many lists of n elements there is room for, at least 1. */
+XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n);
+/* Is the projection, if any, of these two vocabularies, the teacher's by the name of what it comes from? */
+XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
+                                                 int64_t size, const char *source);
+
+/* ---- cells.c: sums ---- */
+
+/* -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. These three are cells of
+ * the host; join sums them over comm (NULL -> not at all) and leaves doubles. */
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
+/* Bytes of a cell, and how many words of doubles it is. */
+XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
+XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
+/* Adds up cells of any memory over one group; they stay what they are. */
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
+/* The doubles of the first `count` of the given cells, before which there is room; the cells are spent. */
+XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
+                                       double **out);
+/* The room for `count` cells to be settled in a few steps, each twice as long as the one before. */
+XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count);
+
+/* ---- share.c: chunks, who works on them, and tiles ---- */
+
+/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+/* The sample's weight; w_c; tau^2 / D; omega; and what one unit of d(c) adds to the whole loss. */
+XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b);
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term);
+XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term);
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* A chunk before it is compared; epsilon is added to the numbers of its positions. */
+XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c, double epsilon);
+
+/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which
+ * all of them work on, then this rank's own; another's have none. Their sizes are known. Collective over
+ * sequence_comm. */
+XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* Places [first, first + count) of sequence b; sums over rows are reduced over comm: NULL where they are complete. */
+typedef struct xdi_xtoken_tile {
+    int64_t b, first, count;
+    xd_comm *comm;
+} xdi_xtoken_tile;
+
+/* How many tiles a sequence has, of chunks of several ranks and of all, the former first; and one of them. */
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                              int64_t index);
+/* The number of the tile's first chunk among term->chunks and term->order. */
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
+
+/* A chunk or position whose loss is not finite. */
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
+/* What a chunk adds to the sums. */
+XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
+/* Of all places in their order. */
+XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* ---- work.c: what kinds tell the kernels ---- */
+
+/* A block of the host for term->own; `plan` instead while blocks are planned alone. */
+XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes);
+/* Blocks, NULL while planning. */
+XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size);
+XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
+
+/* The device's address of something in the lists. */
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
+XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
+                                     xd_copy_kind kind);
+/* Labels of the caller where kernels can read them: there, or copied to the block. */
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
+                                             int64_t *block, const int64_t **out);
+
+/* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
+                                             int64_t count);
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile);
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile);
+/* Where their gradient goes. */
+XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows);
+
+/* Who has a say in J, in term->mask. */
+XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
+                                       int64_t b);
+
+/* Cells of deltas, which are summed over the vocabulary, become work.delta. */
+XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_rows *rows,
+                                           const xd_xtoken_chunk *chunks, double *cells);
+
+/* Moments of the `count` rows of a teacher that host.asked names, in host.moments; the host waits for them. Labels are
+ * the caller's or NULL. */
+XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
+                                        int64_t count, const int64_t *labels, bool entropy);
+
+/* ---- the kinds ---- */
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
+/* kinds.c; NULL for a number that is none. */
+XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
+
+/* check.c: the desc with every default filled in, and the checks. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+
+/* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
+XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
+XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
+XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
+/* Also behind a failure, when the device may still read what was launched. */
+XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
+
+/* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
+ * who takes part: scores [teacher_count][2] over comm become means. */
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell);
+XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
+
+/* rows.c: statistics of rows: which count, and by how much their cross entropy does; the host waits for them where
+ * there are labels. */
+XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
+
+/* >>xtoken/teacher.c */
+
+/* What a teacher's desc says by itself: whether it comes as logits, and how large its vocabulary and J are. */
+
+#include <math.h>
+
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
+    return t->kind != XD_XTOKEN_CACHED;
+}
+
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
+    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
+    if (t->vocabulary != 0) return t->vocabulary;
+    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
+    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
+    const int64_t most = t->kind == XD_XTOKEN_SAME ? size : xdi_xtoken_vocabulary(t);
+    return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
+    return n < 1 || n > room ? 1 : room / n;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
+                                                 int64_t size, const char *source) {
+    const xd_projection *m = t->projection;
+    if (!m) return XD_OK;
+    XD_REQUIRE(ctx, m->student_size == size, XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+               (long long)m->student_size, (long long)size);
+    XD_REQUIRE(ctx, m->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
+               "the projection of teacher %d has %lld columns but %s %lld ids", index,
+               (long long)m->teacher_size, source, (long long)xdi_xtoken_vocabulary(t));
+    return XD_OK;
+}
+
+/* >>xtoken/cells.c */
+
+/* Cells: sums that go over rows and ranks, of the host and of the device. */
+
+#include <string.h>
+
+XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x) {
+    return x->fixed ? sizeof(xd_fixed) : sizeof(double);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x) {
+    return x->fixed ? 2 : 1;
+}
+
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
+    memset(cells, 0, (size_t)count * xdi_xtoken_cell(x));
+}
+
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
+    xdi_cells_add(x->fixed, cells, i, term);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
+    if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
+    if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
+    return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
+}
+
+/* From the front: a double is half as wide. */
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm) {
+    XD_TRY(xdi_xtoken_reduce(x, comm, cells, count));
+    for (int64_t i = 0; i < count && x->fixed; i++) {
+        const double value = xdi_cells_value(true, cells, i);
+        memcpy(&cells[i], &value, sizeof value);
+    }
+    return XD_OK;
+}
+
+/* A GPU's are settled at once, as a launch costs more than memory. */
+XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count) {
+    const int64_t steps = x->on_device ? 1 : 6;
+    return x->fixed ? count / ((1 << steps) - 1) + 1 : 0;
+}
+
+/* A step is as long as what lies between its doubles and its cells, so that it writes over what was read before. */
+XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
+                                       double **out) {
+    int64_t step;
+    *out = x->fixed ? cells - room : cells;
+    for (int64_t done = 0; done < count && x->fixed; done += step) {
+        step = count - done < room + done ? count - done : room + done;
+        XD_TRY(x->kernels->xtoken.settle(&x->launch, cells + 2 * done, step, *out + done));
+    }
+    return XD_OK;
+}
+
+/* >>xtoken/share.c */
+
+/* Which chunks of a teacher a rank works on, in what order, and what they weigh. A chunk whose tokens all lie on one
+ * rank of the sequence is that rank's alone, and nothing of it is exchanged. The others (where positions lie in order,
+ * one at each cut between two ranks) are worked on by all ranks together, before any of them turns to its own: so
+ * nobody waits for another's. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- what a chunk weighs ---- */
+
+XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
+    return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
+}
+
+/* Tokens on both sides, not masked, and exact where that is asked for. */
+static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t at = b * t->chunks + c;
+    const bool exact = x->d.exact_only && !(x->d.compat && (term->kind->traits & XDI_KIND_EVEN_COMPAT));
+    uint8_t valid;
+    xd_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
+                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
+    return valid != 0;
+}
+
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return xdi_xtoken_sample(x, b) != 0.0 && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const bool all = x->d.compat && (term->kind->traits & XDI_KIND_ALL_COMPAT) != 0;
+    return (all || xdi_xtoken_sample(x, b) != 0.0) && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    if (!xdi_xtoken_counts(x, term, b, c)) return 0.0;
+    return x->d.compat && (term->kind->traits & XDI_KIND_EVEN_COMPAT) ? 1.0 : xdi_xtoken_sample(x, b);
+}
+
+/* 0 where nothing counts. */
+XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const double tau = (term->kind->traits & XDI_KIND_AT_ONE) ? 1.0 : x->d.temperature;
+    return term->denominator > 0.0 ? tau * tau / term->denominator : 0.0;
+}
+
+/* With the factor of its vocabulary; averaged logits are one teacher of weight 1. */
+XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    if (!term->active) return 0.0;
+    return x->d.mode == XD_XTOKEN_AVERAGED_LOGITS ? 1.0 : term->weight * term->length;
+}
+
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+}
+
+XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c, double epsilon) {
+    const int64_t at = b * term->teacher->chunks + c;
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = true;
+    chunk.student = (double)term->student_sizes[at] + epsilon;
+    chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
+    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
+}
+
+/* ---- places ---- */
+
+/* What becomes of a chunk, in term->place until its place is known. */
+enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
+
+static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
+    for (int64_t row = 0; row < rows; row++)
+        if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
+}
+
+/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
+static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t count = x->d.sequences * t->chunks;
+    int64_t *ranks = term->order;
+    memset(term->place, 0, (size_t)count * sizeof *term->place);
+    xdi_share_mark(term, t->student_chunks, x->d.sequences * x->held, x->held);
+    xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
+    memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
+    if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
+        XD_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
+    for (int64_t i = 0; i < count; i++) {
+        const bool mine = term->place[i] == 1,
+                   looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
+        term->place[i] = XDI_SHARE_NONE;
+        if (looks && ranks[i] > 1) term->place[i] = XDI_SHARE_ALL;
+        if (looks && ranks[i] == 1 && mine) term->place[i] = XDI_SHARE_OWN;
+    }
+    return XD_OK;
+}
+
+/* Gives the chunks of one kind their places from `next` on; returns the next one. */
+static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
+    int64_t *order = term->order + b * term->teacher->chunks,
+            *place = term->place + b * term->teacher->chunks;
+    for (int64_t c = 0; c < term->teacher->chunks; c++) {
+        if (place[c] != kind) continue;
+        order[next] = c;
+        place[c] = next++;
+    }
+    return next;
+}
+
+/* The place in its tile. */
+static int64_t xdi_share_in_tile(const xdi_xtoken_term *term, int64_t b, int64_t place) {
+    const int64_t shared = term->shared[b];
+    return (place < shared ? place : place - shared) % term->tile;
+}
+
+/* Sorts a side's rows by the place of their chunk; rows of one chunk stay in order. */
+static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *ids, int64_t held,
+                           const xdi_xtoken_side *side) {
+    const int64_t chunks = term->teacher->chunks, count = x->d.sequences * chunks;
+    int64_t *begin = side->begin;
+    memset(begin, 0, (size_t)(count + 1) * sizeof *begin);
+    for (int64_t turn = 0; turn < 2; turn++) {
+        for (int64_t row = 0; row < x->d.sequences * held; row++) {
+            const int64_t b = row / held, first = b * chunks,
+                          place = ids[row] < 0 ? -1 : term->place[first + ids[row]];
+            if (place < 0) continue;
+            if (turn == 0) {
+                begin[first + place + 1]++;
+            } else {
+                side->places[begin[first + place]] = xdi_share_in_tile(term, b, place);
+                side->rows[begin[first + place]++] = row; /* begins move to ends ... */
+            }
+        }
+        for (int64_t i = 0; i < count && turn == 0; i++) begin[i + 1] += begin[i];
+    }
+    for (int64_t i = count; i > 0; i--) begin[i] = begin[i - 1]; /* ... and back */
+    begin[0] = 0;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    XD_TRY(xdi_share_sort(x, term));
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
+        term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);
+    }
+    xdi_share_rows(x, term, term->teacher->student_chunks, x->held, &term->student_rows);
+    xdi_share_rows(x, term, term->teacher->teacher_chunks, term->held, &term->teacher_rows);
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const int64_t place = term->place[b * term->teacher->chunks + c];
+    return place >= 0 && (place >= term->shared[b] || x->owner);
+}
+
+/* ---- tiles ---- */
+
+static int64_t xdi_share_tiles(int64_t chunks, int64_t tile) {
+    return (chunks + tile - 1) / tile;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b) {
+    return xdi_share_tiles(term->shared[b], term->tile);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b) {
+    return xdi_xtoken_shared_tiles(term, b) + xdi_share_tiles(term->listed[b] - term->shared[b], term->tile);
+}
+
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                              int64_t index) {
+    const int64_t together = xdi_xtoken_shared_tiles(term, b), own = index - together;
+    const int64_t end = own < 0 ? term->shared[b] : term->listed[b];
+    xdi_xtoken_tile t = { b, own < 0 ? index * term->tile : term->shared[b] + own * term->tile, 0,
+                          own < 0 ? x->d.sequence_comm : NULL };
+    t.count = end - t.first < term->tile ? end - t.first : term->tile;
+    return t;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    return tile->b * term->teacher->chunks + tile->first;
+}
+
+/* ---- what comes of chunks ---- */
+
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
+    if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
+    x->found.first_row = row;
+    x->found.first_value = value;
+}
+
+XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c);
+    const bool good = isfinite(chunk->value) != 0;
+    double *sums = x->host.sums;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
+    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+}
+
+XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            xdi_xtoken_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
+        }
+}
+
+/* >>xtoken/work.c */
+
+/* What kinds tell the kernels: blocks of the device, rows at work, the choice of columns, deltas and moments. */
+
+#include <string.h>
+
+/* ---- memory ---- */
+
+XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes) {
+    term->own = xdi_arena_array(a->host, 1, bytes, &a->fits);
+    memset(term->own ? term->own : plan, 0, bytes);
+    return term->own ? term->own : plan;
+}
+
+XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size) {
+    return xdi_arena_array(a->lists, count, size, &a->fits);
+}
+
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
+    return x->there + ((const unsigned char *)list - x->here);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
+                                     xd_copy_kind kind) {
+    return x->kernels->memory.copy(&x->launch, to, from, bytes, kind);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
+                                             int64_t *block, const int64_t **out) {
+    *out = x->on_device ? block : labels;
+    if (!x->on_device) return XD_OK;
+    return xdi_xtoken_copy(x, block, labels, (size_t)rows * sizeof *labels, XD_COPY_TO_DEVICE);
+}
+
+/* ---- rows at work ---- */
+
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
+                                             int64_t count) {
+    xd_xtoken_rows r;
+    memset(&r, 0, sizeof r);
+    r.logits = x->d.student;
+    r.columns = x->columns;
+    r.first = x->vocab.begin;
+    r.temperature = x->d.temperature;
+    r.lse = x->work.lse;
+    if (rows) r.rows = (const int64_t *)xdi_xtoken_there(x, rows);
+    if (places) r.places = (const int64_t *)xdi_xtoken_there(x, places);
+    r.count = count;
+    return r;
+}
+
+static xd_xtoken_rows xdi_work_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                    const xdi_xtoken_side *side, const xdi_xtoken_tile *tile) {
+    const int64_t *begin = side->begin + xdi_xtoken_tile_start(term, tile), at = begin[0];
+    return xdi_xtoken_student(x, side->rows + at, side->places + at, begin[tile->count] - at);
+}
+
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile) {
+    return xdi_work_tile(x, term, &term->student_rows, tile);
+}
+
+static void xdi_work_teacher(const xdi_xtoken_term *term, xd_xtoken_rows *r) {
+    r->logits = term->teacher->logits;
+    r->columns = term->vocabulary;
+    r->first = 0;
+    r->lse = NULL;
+}
+
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile) {
+    xd_xtoken_rows r = xdi_work_tile(x, term, &term->teacher_rows, tile);
+    xdi_work_teacher(term, &r);
+    return r;
+}
+
+XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows) {
+    xd_xtoken_gradient to;
+    memset(&to, 0, sizeof to);
+    to.x = rows;
+    to.rows = x->d.gradient;
+    to.lse_one = x->work.lse_one;
+    to.ce_weight = x->ce_weight;
+    to.written = x->work.written;
+    to.fixed = x->fixed;
+    if (!x->d.labels) return to;
+    to.ce_factor = (const double *)xdi_xtoken_there(x, x->host.ce_factor);
+    to.labels = x->on_device ? x->work.labels : x->d.labels;
+    return to;
+}
+
+/* ---- columns ---- */
+
+XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    for (int64_t row = 0; row < t->logits.rows && !x->d.compat; row++) {
+        if (term->kind->traits & XDI_KIND_POSITIONS)
+            term->mask[row] = (uint8_t)(x->host.row_weight[row] != 0.0);
+        else
+            term->mask[row] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
+                                        xdi_xtoken_counts(x, term, row / term->held, t->teacher_chunks[row]));
+    }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
+                                       int64_t b) {
+    const xd_kernels *kernels = x->kernels;
+    const xd_rows *y = &term->teacher->logits;
+    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
+    const uint8_t *mask =
+        x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + b * term->held);
+    xd_comm *comm = x->d.sequence_comm;
+    float *maxima = x->work.maxima;
+    xd_rows rows = *y;
+    xd_select_args a;
+    if (!x->d.compat) rows.rows = term->held;
+    if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, mask, size, maxima));
+    if (comm && xd_comm_size(comm) > 1)
+        XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
+    memset(&a, 0, sizeof a);
+    a.logits.data = maxima;
+    a.logits.dtype = XD_DTYPE_F32;
+    a.logits.rows = 1;
+    a.logits.cols = a.columns = size;
+    a.k = term->k;
+    a.values = x->work.values;
+    a.ids = x->work.ids;
+    XD_TRY(kernels->topk.select(&x->launch, &a));
+    return kernels->rows.sort_ids(&x->launch, x->work.ids, term->k);
+}
+
+/* ---- deltas and moments ---- */
+
+XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_rows *rows,
+                                           const xd_xtoken_chunk *chunks, double *cells) {
+    const xd_xtoken_row_deltas_args a = { cells, x->fixed, rows->places, chunks, rows->count, x->work.delta };
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, cells, rows->count));
+    return x->kernels->xtoken.row_deltas(&x->launch, &a);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
+                                        int64_t count, const int64_t *labels, bool entropy) {
+    const int64_t *asked = x->host.asked;
+    const size_t bytes = (size_t)(count * XD_XTOKEN_MOMENTS) * sizeof(double);
+    xd_xtoken_moments_args a;
+    memset(&a, 0, sizeof a);
+    a.x = xdi_xtoken_student(x, asked, NULL, count);
+    xdi_work_teacher(term, &a.x);
+    a.x.columns = columns;
+    a.entropy = entropy;
+    a.fixed = x->fixed;
+    a.moments = x->work.moments;
+    XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(x, asked), asked, (size_t)count * sizeof *asked,
+                           XD_COPY_TO_DEVICE));
+    if (labels)
+        XD_TRY(
+            xdi_xtoken_bring_labels(x, labels, term->teacher->logits.rows, x->work.moment_labels, &a.labels));
+    XD_TRY(x->kernels->xtoken.moments(&x->launch, &a));
+    return xd_read(x->ctx, x->host.moments, x->work.moments, bytes);
+}
+
+/* >>xtoken/projected.c */
+
+/* PROJECTED: the student's probabilities through a matrix, in chosen columns of the teacher. */
+
+#include <string.h>
+
+/* What a teacher has to itself. */
+typedef struct xdi_projected {
+    int64_t *given;                   /* lists: [B, 2k] J as it was given, and its places in the rows */
+    xd_projection projection, copied; /* in memory of the device; what to free of it */
+    xd_xtoken_matrix matrix;          /* in the J at work */
+    const int64_t *ids_in_rows;       /* J in the teacher's rows */
+} xdi_projected;
+
+static xd_result xdi_projected_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    return xdi_xtoken_check_projection(ctx, t, index, size, "its vocabulary is");
+}
+
+/* ---- memory ---- */
+
+static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_projection *m) {
+    xd_xtoken_matrix matrix;
+    memset(&matrix, 0, sizeof matrix);
+    matrix.projection = xdi_projection_for_kernels(m);
+    matrix.first = x->vocab.begin;
+    matrix.columns = x->columns;
+    return matrix;
+}
+
+/* A desc whose workspace is asked for need not be right yet. */
+static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    const int64_t sums = 2 * term->tile * term->k;
+    const xd_projection *m = term->teacher->projection;
+    s->ids = xdi_xtoken_most(s->ids, term->k);
+    s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
+    s->settled = xdi_xtoken_most(s->settled, sums);
+    s->cells = xdi_xtoken_most(s->cells, sums + x->held);
+    s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
+    if (!m || m->student_size < x->vocab.end) return;
+    const xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    const size_t bytes = x->kernels->xtoken.matrix_bytes(&matrix);
+    if (bytes > s->matrix) s->matrix = bytes;
+}
+
+static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t given = term->teacher->column_ids ? 2 * x->d.sequences * term->k : 0;
+    xdi_projected plan, *p = (xdi_projected *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    p->given = (int64_t *)xdi_xtoken_list(a, given, sizeof(int64_t));
+    term->mask = (uint8_t *)xdi_xtoken_list(a, term->teacher->logits.rows, 1);
+}
+
+static xd_result xdi_projected_open(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_projected *p = (xdi_projected *)term->own;
+    p->projection = *term->teacher->projection;
+    if (!xdi_projection_is_near(x->ctx, &p->projection)) {
+        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projection, &p->copied));
+        p->projection = p->copied;
+    }
+    p->matrix = xdi_projected_matrix(x, &p->projection);
+    p->matrix.k = term->k;
+    p->matrix.prepared = x->work.matrix;
+    return XD_OK;
+}
+
+static void xdi_projected_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
+    xd_projection_unload(x->ctx, &((xdi_projected *)term->own)->copied);
+}
+
+/* ---- a pass ---- */
+
+static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const int64_t *ids = term->teacher->column_ids, k = term->k;
+    int64_t *given = ((xdi_projected *)term->own)->given;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        for (int64_t j = 0; j < k && ids; j++) {
+            given[2 * b * k + j] = ids[b * k + j];
+            given[(2 * b + 1) * k + j] = j;
+        }
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+            term->chunks[at].alone = term->chunks[at].student < 1.5;
+        }
+    }
+    xdi_xtoken_fill_voters(x, term);
+    return XD_OK;
+}
+
+/* J of sequence b, and the projection in it. */
+static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
+    xdi_projected *p = (xdi_projected *)term->own;
+    if (term->teacher->column_ids) {
+        p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
+        p->ids_in_rows = p->matrix.ids + term->k;
+    } else {
+        XD_TRY(xdi_xtoken_choose(x, term, term->vocabulary, b));
+        p->matrix.ids = p->ids_in_rows = x->work.ids;
+    }
+    return x->kernels->xtoken.prepare(&x->launch, &p->matrix);
+}
+
+/* A tile: its cells are the student's, the teacher's, and those of the student's rows. */
+typedef struct xdi_projected_tile {
+    const xdi_projected *p;
+    xd_xtoken_rows student, teacher;
+    xd_comm *comm;
+    int64_t places, k;
+    xd_xtoken_chunk *chunks; /* there */
+    double *sums;            /* [2, places, k] as doubles; the student's become dy */
+} xdi_projected_tile;
+
+/* Sums of the tile over all ranks. */
+static xd_result xdi_projected_sums(const xdi_xtoken *x, xdi_projected_tile *t) {
+    const int64_t count = t->places * t->k, wide = xdi_xtoken_wide(x);
+    double *cells = x->work.cells;
+    const xd_xtoken_project_args p = {
+        t->student, t->places, t->p->matrix, cells, x->fixed, x->work.scratch
+    };
+    const xd_xtoken_target_args q = { t->teacher,           t->places, t->p->ids_in_rows, t->k,
+                                      cells + wide * count, x->fixed,  x->work.scratch };
+    XD_TRY(x->kernels->memory.fill(&x->launch, cells, 0,
+                                   (size_t)(2 * count + t->student.count) * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.project(&x->launch, &p));
+    XD_TRY(x->kernels->xtoken.target(&x->launch, &q));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, t->comm, cells, 2 * count));
+    return xdi_xtoken_settle(x, cells, x->room, 2 * count, &t->sums);
+}
+
+static xd_result xdi_projected_divergence(const xdi_xtoken *x, const xdi_projected_tile *t) {
+    xd_xtoken_divergence_args a;
+    memset(&a, 0, sizeof a);
+    a.student = t->sums;
+    a.teacher = t->sums + t->places * t->k;
+    a.chunks = t->chunks;
+    a.place_count = t->places;
+    a.k = t->k;
+    a.normalise = !x->d.compat;
+    a.reverse = x->d.reverse;
+    a.fixed = x->fixed;
+    a.scratch = x->work.scratch;
+    return x->kernels->xtoken.divergence(&x->launch, &a);
+}
+
+/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. */
+static xd_result xdi_projected_gradient(const xdi_xtoken *x, const xdi_projected_tile *t) {
+    double *cells = x->work.cells + 2 * t->places * t->k * xdi_xtoken_wide(x);
+    const xd_xtoken_delta_args d = { t->student, t->p->matrix, t->sums,        t->chunks,
+                                     cells,      x->fixed,     x->work.scratch };
+    const xd_xtoken_project_gradient_args g = { xdi_xtoken_gradient_of(x, t->student),
+                                                t->p->matrix,
+                                                t->sums,
+                                                x->work.delta,
+                                                t->chunks,
+                                                x->work.scratch };
+    XD_TRY(x->kernels->xtoken.delta(&x->launch, &d));
+    XD_TRY(xdi_xtoken_row_deltas(x, &t->student, t->chunks, cells));
+    return x->kernels->xtoken.project_gradient(&x->launch, &g);
+}
+
+static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xdi_xtoken_tile *tile) {
+    xdi_projected_tile t;
+    t.p = (const xdi_projected *)term->own;
+    t.student = xdi_xtoken_student_tile(x, term, tile);
+    t.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    t.comm = tile->comm;
+    t.places = tile->count;
+    t.k = term->k;
+    t.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    XD_TRY(xdi_projected_sums(x, &t));
+    XD_TRY(xdi_projected_divergence(x, &t));
+    return x->write ? xdi_projected_gradient(x, &t) : XD_OK;
+}
+
+static xd_result xdi_projected_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            XD_TRY(xdi_projected_run_tile(x, term, &tile));
+        }
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_ALL_COMPAT,
+                                          xdi_projected_check,
+                                          NULL,
+                                          xdi_projected_size,
+                                          xdi_projected_layout,
+                                          xdi_projected_open,
+                                          NULL,
+                                          xdi_projected_fill,
+                                          xdi_projected_run,
+                                          xdi_xtoken_tell_chunks,
+                                          xdi_projected_close };
+    return &kind;
+}
+
+/* >>xtoken/gold.c */
+
+/* GOLD: exact pairs of ids, and both sides' tails sorted; chunk after chunk. */
+
+#include <math.h>
+#include <string.h>
+
+/* The exact map, where kernels read it. */
+typedef struct xdi_gold {
+    int32_t *pair, *other, *rest, *other_rest; /* lists */
+    int64_t tail;                              /* how long the tails are */
+} xdi_gold;
+
+/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+ * ids. */
+static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
+                                    int64_t size, bool ascending) {
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
+                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
+    for (int64_t i = 1; i < count && ascending; i++)
+        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
+                   (int)ids[i], (int)ids[i - 1]);
+    return XD_OK;
+}
+
+static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const int64_t teacher = xdi_xtoken_vocabulary(&d->teachers[index]);
+    const xd_exact_map *map = d->teachers[index].map;
+    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
+    XD_TRY(xdi_gold_check_ids(ctx, "student", map->student, map->pairs, size, true));
+    XD_TRY(xdi_gold_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
+    XD_TRY(xdi_gold_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
+    return xdi_gold_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
+}
+
+/* ---- memory ---- */
+
+static int64_t xdi_gold_one(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
+    (void)d, (void)t, (void)tile;
+    return 1;
+}
+
+static int64_t xdi_gold_tail(const xdi_xtoken *x, const xd_exact_map *map) {
+    if (!map) return 0;
+    const int64_t rest =
+        map->student_rest_count < map->teacher_rest_count ? map->student_rest_count : map->teacher_rest_count;
+    return rest < x->d.tail ? rest : x->d.tail;
+}
+
+static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    const int64_t sums = x->columns + term->vocabulary;
+    s->settled = xdi_xtoken_most(s->settled, sums);
+    s->cells = xdi_xtoken_most(s->cells, sums + 2);
+    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->map));
+    s->means = xdi_xtoken_most(s->means, x->columns);
+    s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
+    s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
+}
+
+static void xdi_gold_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const xd_exact_map *map = term->teacher->map;
+    xdi_gold plan, *g = (xdi_gold *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    if (!map) return;
+    g->tail = xdi_gold_tail(x, map);
+    g->pair = map->student;
+    g->other = map->teacher;
+    g->rest = map->student_rest;
+    g->other_rest = map->teacher_rest;
+    if (!x->on_device) return;
+    g->pair = (int32_t *)xdi_xtoken_list(a, map->pairs, sizeof(int32_t));
+    g->other = (int32_t *)xdi_xtoken_list(a, map->pairs, sizeof(int32_t));
+    g->rest = (int32_t *)xdi_xtoken_list(a, map->student_rest_count, sizeof(int32_t));
+    g->other_rest = (int32_t *)xdi_xtoken_list(a, map->teacher_rest_count, sizeof(int32_t));
+}
+
+/* ---- a pass ---- */
+
+static void xdi_gold_fill_ids(int32_t *to, const int32_t *from, int64_t count) {
+    if (to != from && count > 0) memcpy(to, from, (size_t)count * sizeof *to);
+}
+
+static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_exact_map *map = term->teacher->map;
+    const xdi_gold *g = (const xdi_gold *)term->own;
+    xdi_gold_fill_ids(g->pair, map->student, map->pairs);
+    xdi_gold_fill_ids(g->other, map->teacher, map->pairs);
+    xdi_gold_fill_ids(g->rest, map->student_rest, map->student_rest_count);
+    xdi_gold_fill_ids(g->other_rest, map->teacher_rest, map->teacher_rest_count);
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+        }
+    return XD_OK;
+}
+
+/* One chunk, which is all of its tile. */
+typedef struct xdi_gold_chunk {
+    const xdi_gold *g;
+    xd_xtoken_rows student, teacher;
+    const xd_xtoken_chunk *chunk; /* in the lists */
+    xd_comm *comm;                /* of its rows */
+    double *means, *others;       /* alpha of this shard's ids, beta of all the teacher's */
+    double *sums;                 /* cells [2]: the KL of the pairs, and the sum of its derivatives */
+} xdi_gold_chunk;
+
+static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
+    const int64_t wide = xdi_xtoken_wide(x), count = c->student.columns + c->teacher.columns;
+    double *cells = x->work.cells;
+    const xd_xtoken_log_probs_args s = { c->student, 1.0 / c->chunk->student, cells, x->fixed,
+                                         x->work.scratch };
+    const xd_xtoken_log_probs_args t = { c->teacher, 1.0 / c->chunk->teacher, cells + wide * x->columns,
+                                         x->fixed, x->work.scratch };
+    XD_TRY(x->kernels->xtoken.log_probs(&x->launch, &s));
+    XD_TRY(x->kernels->xtoken.log_probs(&x->launch, &t));
+    XD_TRY(xdi_xtoken_reduce(x, c->comm, cells, count));
+    XD_TRY(xdi_xtoken_settle(x, cells, x->room, count, &c->means));
+    c->others = c->means + x->columns;
+    c->sums = cells + wide * count;
+    return XD_OK;
+}
+
+/* A list of the caller's on a CPU, where the lists are no other memory. */
+static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
+    return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
+}
+
+/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
+static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
+    xd_xtoken_pair_args a;
+    memset(&a, 0, sizeof a);
+    a.first = x->vocab.begin;
+    a.columns = x->columns;
+    a.means = c->means;
+    a.others = c->others;
+    a.pair = xdi_gold_there(x, c->g->pair);
+    a.other = xdi_gold_there(x, c->g->other);
+    a.pairs = term->teacher->map->pairs;
+    a.reverse = x->d.reverse;
+    a.cells = c->sums;
+    a.fixed = x->fixed;
+    a.slope = x->work.u;
+    a.best = x->work.tails;
+    a.scratch = x->work.scratch;
+    XD_TRY(x->kernels->memory.fill(&x->launch, c->sums, 0, 2 * xdi_xtoken_cell(x)));
+    return x->kernels->xtoken.pair(&x->launch, &a);
+}
+
+/* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
+ * shorter list of this shard ends in -1, which is less than any probability. */
+static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
+    const xd_exact_map *map = term->teacher->map;
+    const int64_t k = c->g->tail;
+    xd_xtoken_tail t = { c->means,
+                         xdi_gold_there(x, c->g->rest),
+                         map->student_rest_count,
+                         x->vocab.begin,
+                         x->vocab.end,
+                         k,
+                         x->work.tails + XD_XTOKEN_BEST_WORDS,
+                         x->work.tail_ids,
+                         x->work.scratch,
+                         x->fixed };
+    if (k == 0) return XD_OK;
+    XD_TRY(x->kernels->xtoken.tail(&x->launch, &t));
+    t.means = c->others;
+    t.ids = xdi_gold_there(x, c->g->other_rest);
+    t.count = map->teacher_rest_count;
+    t.begin = 0;
+    t.end = term->vocabulary;
+    t.values = x->work.other_tail;
+    t.found = x->work.tail_ids + k;
+    return x->kernels->xtoken.tail(&x->launch, &t);
+}
+
+/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an entry is
+ * ours. */
+static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
+    xd_xtoken_merge m;
+    memset(&m, 0, sizeof m);
+    m.all = x->work.tails;
+    m.stride = XD_XTOKEN_BEST_WORDS + k;
+    m.k = k;
+    m.shard = x->vocab.rank;
+    m.shards = x->vocab.ranks;
+    m.others = x->work.other_tail;
+    m.found = x->work.tail_ids;
+    m.slope = x->work.u;
+    m.out = x->work.merged;
+    m.places = x->work.tail_ids + 2 * k;
+    if (x->vocab.tp) {
+        XD_TRY(
+            xdi_comm_all_gather_equal(x->vocab.tp, x->work.tails, x->work.all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->work.all_tails;
+    }
+    return x->kernels->xtoken.merge(&x->launch, &m);
+}
+
+/* The chunk's results, and dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
+static xd_result xdi_gold_finish(const xdi_xtoken *x, const xdi_gold_chunk *c) {
+    const double scale = c->chunk->factor / x->d.temperature;
+    xd_xtoken_chunk *chunk = (xd_xtoken_chunk *)xdi_xtoken_there(x, c->chunk);
+    const xd_xtoken_total_args total = { x->work.u, x->columns, c->sums + xdi_xtoken_wide(x), x->fixed,
+                                         x->work.scratch };
+    const xd_xtoken_close_args close = { c->sums,          x->fixed,      x->work.merged, scale,
+                                         c->student.count, x->work.delta, chunk };
+    const xd_xtoken_mean_gradient_args g = { xdi_xtoken_gradient_of(x, c->student), x->work.u, scale,
+                                             x->work.delta, chunk };
+    if (x->write) XD_TRY(x->kernels->xtoken.total(&x->launch, &total));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, c->sums, 2));
+    XD_TRY(x->kernels->xtoken.close(&x->launch, &close));
+    return x->write ? x->kernels->xtoken.mean_gradient(&x->launch, &g) : XD_OK;
+}
+
+static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                    const xdi_xtoken_tile *tile) {
+    xdi_gold_chunk c;
+    memset(&c, 0, sizeof c);
+    c.g = (const xdi_gold *)term->own;
+    c.student = xdi_xtoken_student_tile(x, term, tile);
+    c.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    c.chunk = term->chunks + xdi_xtoken_tile_start(term, tile);
+    c.comm = tile->comm;
+    XD_TRY(xdi_gold_means(x, &c));
+    XD_TRY(xdi_gold_pairs(x, term, &c));
+    XD_TRY(xdi_gold_tails(x, term, &c));
+    XD_TRY(xdi_gold_merge(x, c.g->tail));
+    return xdi_gold_finish(x, &c);
+}
+
+/* Those of several ranks, or this rank's own, of all sequences. */
+static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
+        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            XD_TRY(xdi_gold_run_chunk(x, term, &tile));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    XD_TRY(xdi_gold_run_tiles(x, term, true));
+    return xdi_gold_run_tiles(x, term, false);
+}
+
+/* ---- results ---- */
+
+static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
+    const bool good = isfinite(value) != 0;
+    double *sums = x->host.sums;
+    if (!xdi_xtoken_tells(x, term, b, c)) return;
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
+}
+
+/* In the order in which they ran: those of several ranks first. */
+static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    for (int together = 1; together >= 0; together--)
+        for (int64_t b = 0; b < x->d.sequences; b++) {
+            const int64_t end = together ? term->shared[b] : term->listed[b];
+            for (int64_t place = together ? 0 : term->shared[b]; place < end; place++) {
+                const int64_t at = b * term->teacher->chunks + place;
+                xdi_gold_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
+            }
+        }
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_one, xdi_gold_size,
+                                          xdi_gold_layout,      NULL,           NULL,         xdi_gold_fill,
+                                          xdi_gold_run,         xdi_gold_tell,  NULL };
+    return &kind;
+}
+
+/* >>xtoken/same.c */
+
+/* SAME: teachers that share the student's vocabulary; tile after tile of the rows that count. */
+
+#include <math.h>
+#include <string.h>
+
+/* The rows that count, sequence by sequence; chunk i is row i of them. */
+typedef struct xdi_same {
+    int64_t *rows;  /* lists: [rows] */
+    int64_t *all;   /* lists: [k] every id, where nothing is chosen */
+    int64_t *first; /* host: [B + 1] where those of a sequence begin */
+    bool chooses;
+} xdi_same;
+
+static xd_result xdi_same_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XD_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
+               "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
+               (long long)d->student.rows);
+    XD_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
+               "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
+               (long long)xdi_xtoken_vocabulary(t), (long long)size);
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    if (term->k < x->vocab.size) {
+        s->ids = xdi_xtoken_most(s->ids, term->k);
+        s->maxima = xdi_xtoken_most(s->maxima, x->vocab.size);
+    }
+    s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
+    s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
+    s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.pick_scratch(x->columns));
+}
+
+static void xdi_same_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t rows = x->d.student.rows;
+    xdi_same plan, *s = (xdi_same *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    s->chooses = term->k < x->vocab.size;
+    s->rows = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
+    s->all = (int64_t *)xdi_xtoken_list(a, s->chooses ? 0 : term->k, sizeof(int64_t));
+    term->mask = (uint8_t *)xdi_xtoken_list(a, s->chooses ? rows : 0, 1);
+    s->first = (int64_t *)xdi_arena_array(a->host, x->d.sequences + 1, sizeof(int64_t), &a->fits);
+}
+
+/* ---- a pass ---- */
+
+static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row) {
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = true;
+    chunk.factor = x->host.row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
+    return chunk;
+}
+
+static xd_result xdi_same_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xdi_same *s = (const xdi_same *)term->own;
+    int64_t count = 0;
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        if (row % x->held == 0) s->first[row / x->held] = count;
+        if (x->host.row_weight[row] == 0.0) continue;
+        term->chunks[count] = xdi_same_chunk(x, term, row);
+        s->rows[count++] = row;
+    }
+    for (int64_t b = x->held > 0 ? x->d.sequences : 0; b <= x->d.sequences; b++) s->first[b] = count;
+    for (int64_t j = 0; j < term->k && !s->chooses; j++) s->all[j] = j;
+    if (s->chooses) xdi_xtoken_fill_voters(x, term);
+    return XD_OK;
+}
+
+/* J of sequence b, and where every id is in it. */
+static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                 const int64_t **ids) {
+    const xdi_same *s = (const xdi_same *)term->own;
+    if (b > 0 && (!s->chooses || x->d.compat)) return XD_OK;
+    if (s->chooses) XD_TRY(xdi_xtoken_choose(x, term, x->vocab.size, b));
+    *ids = s->chooses ? x->work.ids : (const int64_t *)xdi_xtoken_there(x, s->all);
+    const xd_xtoken_slots_args a = { *ids, term->k, x->vocab.size, x->work.slots };
+    return x->kernels->xtoken.slots(&x->launch, &a);
+}
+
+/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
+ * `divisor` of them. */
+static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_pick_args t,
+                                  double *divisor) {
+    const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
+    const xdi_xtoken_term *terms = all ? x->terms : term;
+    t.x.first = 0;
+    *divisor = all ? 0.0 : 1.0;
+    for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
+        t.x.logits = terms[i].teacher->logits;
+        t.x.columns = t.x.logits.cols;
+        t.scale = all ? terms[i].weight : 1.0;
+        t.add = i > 0;
+        XD_TRY(x->kernels->xtoken.pick(&x->launch, &t));
+        if (all) *divisor += terms[i].weight;
+    }
+    return XD_OK;
+}
+
+/* The student's, from the ranks that own them. */
+static xd_result xdi_same_student(const xdi_xtoken *x, const xd_xtoken_pick_args *a) {
+    XD_TRY(x->kernels->xtoken.pick(&x->launch, a));
+    if (!x->vocab.tp) return XD_OK;
+    return xd_all_reduce(x->vocab.tp, a->out, a->out, a->x.count * a->k, XD_DTYPE_F64, XD_MAX);
+}
+
+/* Rows [at, at + count) of the list. */
+static xd_result xdi_same_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *ids,
+                                   int64_t at, int64_t count) {
+    const xdi_same *s = (const xdi_same *)term->own;
+    const xd_xtoken_rows rows = xdi_xtoken_student(x, s->rows + at, NULL, count);
+    double *student = x->work.cells - x->room, *teacher = student + count * term->k;
+    const xd_xtoken_pick_args p = { rows, ids, term->k, 1.0, false, student };
+    xd_xtoken_pick_args q = p;
+    xd_xtoken_compare_args c = {
+        student, teacher,     (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + at),
+        count,   term->k,     x->d.temperature,
+        1.0,     x->d.reverse
+    };
+    const xd_xtoken_pick_gradient_args g = {
+        xdi_xtoken_gradient_of(x, rows), ids, term->k, x->work.slots, student, c.chunks, x->work.scratch
+    };
+    q.out = teacher;
+    XD_TRY(xdi_same_student(x, &p));
+    XD_TRY(xdi_same_teacher(x, term, q, &c.divisor));
+    XD_TRY(x->kernels->xtoken.compare(&x->launch, &c));
+    return x->write ? x->kernels->xtoken.pick_gradient(&x->launch, &g) : XD_OK;
+}
+
+static xd_result xdi_same_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xdi_same *s = (const xdi_same *)term->own;
+    const int64_t *ids = NULL;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        XD_TRY(xdi_same_choose(x, term, b, &ids));
+        for (int64_t at = s->first[b]; at < s->first[b + 1]; at += term->tile) {
+            const int64_t left = s->first[b + 1] - at;
+            XD_TRY(xdi_same_run_tile(x, term, ids, at, left < term->tile ? left : term->tile));
+        }
+    }
+    return XD_OK;
+}
+
+static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xdi_same *s = (const xdi_same *)term->own;
+    double *sums = x->host.sums;
+    for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
+        const xd_xtoken_chunk *chunk = &term->chunks[i];
+        const bool good = isfinite(chunk->value) != 0;
+        if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
+        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE,
+                       good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
+    }
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_POSITIONS, xdi_same_check, NULL, xdi_same_size,
+                                          xdi_same_layout,    NULL,           NULL, xdi_same_fill,
+                                          xdi_same_run,       xdi_same_tell,  NULL };
+    return &kind;
+}
+
+/* >>xtoken/cached.c */
+
+/* CACHED: from a file of a teacher's likeliest tokens. The host reads J and a of as many tiles as there is room for,
+ * and hands them to the device in one copy: all of them once a call where memory is the device's, else as many as stay
+ * in the caches. */
+
+#include <math.h>
+#include <string.h>
+
+/* Entries that a CPU holds at once, as long as no single tile has more; and those of maps from teacher ids to lists, so
+ * many words, that a tile has at most. */
+enum { XDI_XCACHED_ROOM = 16384, XDI_XCACHED_MAPS = 1 << 22 };
+
+/* Where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
 typedef struct xdi_xcached_places {
     int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
     int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
@@ -35940,299 +37880,583 @@ typedef struct xdi_xcached_places {
     double *probabilities;
 } xdi_xcached_places;
 
-/* CACHED on a device: J and a of all chunks, tile after tile, in memory of their own as a cache's size is known in
- * the call alone. The host's are copied once a call. */
-typedef struct xdi_staged_cached {
-    int64_t width;               /* tiles have so many offsets */
-    int64_t *begin;              /* [tiles + 1] where the entries of a tile begin */
-    int64_t *offset;             /* [tiles, width] where, within a tile, those of its chunks begin */
-    double *target;              /* a */
-    int32_t *ids;                /* J */
-    double *q, *settled;         /* the device's: cells of the largest tile, and these as doubles */
-    int32_t *slots;              /* the device's: [tile, V_t] places of teacher ids in a chunk's J */
-    unsigned char *here, *there; /* the lists; both to be released */
-    size_t bytes;                /* of the lists */
-} xdi_staged_cached;
-
-/* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
-typedef struct xdi_xtoken_lists {
-    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's, and their places in the tile */
-    int64_t *first, *rows, *places;
-    int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
-    int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
-    uint8_t *mask; /* [teacher rows] who has a say in J */
-    int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
-    xd_xtoken_chunk *chunks;          /* [B, C], SAME: [rows]; they come back with their divergences */
+/* Memory of its own, as a cache's size is known in the call alone. */
+typedef struct xdi_xcached {
+    xdi_xcached_places in;
     xd_projection projection, copied; /* in memory of the device; what to free of it */
-    xdi_likelihood likelihood;
-    double *moments; /* LIKELIHOOD: the device's */
-    xdi_staged_cached cached;
-} xdi_xtoken_lists;
+    int64_t tiles, room;              /* of the teacher; entries at once */
+    int64_t first, end;               /* tiles that are at hand */
+    int64_t width;                    /* tiles have so many offsets */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
+    double *target;                   /* [room] a */
+    int32_t *ids;                     /* [room] J of one chunk after the other */
+    double *
+        q; /* the device's: room and cells of the largest tile; as doubles, and after the chunk d loss / d y */
+    int64_t settle_room;
+    void *scratch;               /* the device's: of list_gradient */
+    unsigned char *here, *there; /* the lists from begin to ids; both to be released */
+    size_t bytes;                /* of the lists */
+} xdi_xcached;
 
-/* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
- * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
-typedef struct xdi_xtoken_device {
-    const xd_kernels *kernels;
-    unsigned char *here, *there;
-    size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
-    xdi_xtoken_lists *lists;        /* [teacher_count] */
-    int64_t *rest;                  /* a list: rows that no teacher looks at */
-    uint8_t *written;               /* [rows] */
-    int64_t *labels, *argmax;       /* [rows] */
-    double *log_probs;              /* [rows] */
-    float *maxima;                  /* [most V_t] of columns */
-    double *values;                 /* [most k] */
-    double *settled, *delta;        /* [2, most tile * k] cells as doubles; [held] */
-    double *merged;                 /* [2] what `merge` writes */
-    double *moments;                /* [most teacher rows, XD_XTOKEN_MOMENTS] */
-    int64_t *teacher_labels;        /* [most teacher rows] */
-    int64_t *all_rows;              /* a list: [most teacher rows] 0, 1, ... */
-    void *memory;                   /* to be released */
-} xdi_xtoken_device;
+/* ---- checks ---- */
 
-/* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
- * over rows or ranks are "cells": see xdi_xtoken_add. */
-typedef struct xdi_xtoken {
-    xd_ctx *ctx;
-    xd_launch launch;
-    xd_xtoken_kernels kernels;
-    xd_xtoken_desc d;
-    xd_vocab_info vocab;
-    int64_t held, columns;  /* student positions of a sequence; columns of this shard */
-    double *lse, *lse_one;  /* [rows] log-sum-exp at the temperature and at 1 */
-    int64_t *argmax;        /* [rows] */
-    double *log_probs;      /* [rows] of the labels */
-    double *row_weight;     /* [rows] 0 where not counted */
-    double *ce_factor;      /* [rows] of the cross entropy's gradient */
-    uint8_t *written;       /* [rows] the gradient has this row */
-    float *u;               /* [columns] */
-    xdi_xtoken_term *terms; /* [teacher_count] */
-    double *sums;           /* cells: what is summed over comm */
-    double *row_sums;       /* [rows + 1] cells */
-    double token_denominator;
-    double kd_weight, ce_weight;
-    xd_status found, found_in_rows; /* of this pass, and of the labels alone */
-    int64_t *ids;                   /* [most k] J */
-    uint8_t *mask;                  /* [most teacher rows] who has a say in J */
-    double *student, *teacher;      /* cells of a tile */
-    int64_t *rows,
-        *places; /* [most of held, the teacher's and ranks] rows at work, and their chunks' places in the tile */
-    xd_xtoken_chunk *chunks; /* [most tile] */
-    float *scratch;          /* for the kernels */
-    xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
-    int32_t *slots;          /* ... and for making it: [V_t] */
-    int64_t *row_begin;
-    int32_t *entry_student, *entry_slot;
-    float *entry_weight;
-    double *row_delta;         /* [held] cells */
-    double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
-    double *other_tail;        /* GOLD: the teacher's */
-    int64_t *tail_ids;         /* GOLD: both tails' */
-    double *moments; /* on a device: [most teacher rows, XD_XTOKEN_MOMENTS] of the teacher that is scored */
-    xdi_xtoken_device device;
-    void *memory; /* of the host, to be released */
-    int selected;
-    bool on_device;
-    bool fixed; /* INVARIANT: cells are xd_fixed */
-    bool write; /* this pass writes the gradient */
-    bool owner; /* this rank tells what all ranks of sequence_comm know */
-} xdi_xtoken;
+static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XD_REQUIRE(ctx, t->cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
+    const double temperature = xd_teacher_cache_describe(t->cache).desc.temperature;
+    XD_REQUIRE(ctx, temperature == d->temperature, XD_ERROR_ARGUMENT,
+               "teacher %d was cached at temperature %g, the loss is at %g", index, temperature,
+               d->temperature);
+    return xdi_xtoken_check_projection(ctx, t, index, size, "its cache");
+}
 
-/* check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
- * checks. */
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
-XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
-XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
-XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+/* ---- memory ---- */
 
-/* ---- xtoken.c ---- */
+static int64_t xdi_xcached_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
+    const int64_t maps = xdi_xtoken_fits(XDI_XCACHED_MAPS, xdi_xtoken_vocabulary(t));
+    (void)d;
+    return tile < maps ? tile : maps;
+}
 
-/* Cells are doubles or, in INVARIANT mode, xd_fixed in the same memory, which has room for either. They are
- * zeroed, added to, and joined over the ranks of up to two groups (NULL -> none); joining leaves doubles.
- * -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. */
-XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
-XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
-XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
-                                     xd_comm *second);
-/* Adds up cells over one group; they stay what they are. */
-XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
+static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    (void)term;
+    s->cells = xdi_xtoken_most(s->cells, x->held); /* of deltas */
+}
 
-/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
-XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+static void xdi_xcached_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    xdi_xcached plan;
+    (void)x;
+    xdi_xtoken_own(term, a, &plan, sizeof plan);
+}
 
-/* ---- share.c ---- */
+/* Entries that a chunk can have at most. */
+static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
+    const int64_t entries = term->teacher_sizes[slot] * p->k;
+    return entries < term->vocabulary ? entries : term->vocabulary;
+}
 
-/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which all of
- * them work on, then this rank's own; another's have none. Their sizes are known. Collective over sequence_comm. */
-XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
+static int64_t xdi_xcached_tile_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p,
+                                      const xdi_xtoken_tile *tile) {
+    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    int64_t bound = 0;
+    for (int64_t i = 0; i < tile->count; i++)
+        bound += xdi_xcached_bound(term, p, tile->b * term->teacher->chunks + order[i]);
+    return bound;
+}
 
-/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
-XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+/* Sizes; collective over sequence_comm. */
+static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                     int64_t *longest) {
+    const int64_t chunks = term->teacher->chunks;
+    xdi_xcached_places *p = &h->in;
+    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->most = term->teacher->logits.rows;
+    p->total = h->tiles = h->room = 0;
+    *longest = 1;
+    for (int64_t i = 0; i < x->d.sequences * chunks; i++) p->total += term->teacher_sizes[i];
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, h->tiles++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t bound = xdi_xcached_tile_bound(term, p, &tile);
+            *longest = xdi_xtoken_most(*longest, bound);
+            h->room += bound;
+        }
+    if (!x->on_device && h->room > XDI_XCACHED_ROOM) h->room = xdi_xtoken_most(*longest, XDI_XCACHED_ROOM);
+    h->width = (chunks < term->tile ? chunks : term->tile) + 1;
+    if (!x->d.sequence_comm) return XD_OK;
+    return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
+}
 
-/* Places [first, first + count) of sequence b; sums over rows are joined over comm: NULL where they are complete. */
-typedef struct xdi_xtoken_tile {
-    int64_t b, first, count;
-    xd_comm *comm;
-} xdi_xtoken_tile;
+static void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      xd_arena *arena, bool *fits) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    p->mine = (int64_t *)xdi_arena_array(arena, 2 * p->most, sizeof(int64_t), fits);
+    p->all = (int64_t *)xdi_arena_array(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
+    p->begin = (int64_t *)xdi_arena_array(arena, slots + 1, sizeof(int64_t), fits);
+    p->filled = (int64_t *)xdi_arena_array(arena, slots, sizeof(int64_t), fits);
+    p->places = (int64_t *)xdi_arena_array(arena, p->total, sizeof(int64_t), fits);
+    p->mass = (double *)xdi_arena_array(arena, term->vocabulary, sizeof(double), fits);
+    p->ids = (int32_t *)xdi_arena_array(arena, p->k, sizeof(int32_t), fits);
+    p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
+}
 
-/* At most so many tiles of `tile` chunks a sequence; how many there are, of chunks of several ranks and of all, the former
- * first; and one of them. */
-XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile);
-XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
-XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
-XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                              int64_t index);
+/* The lists, and behind them what the host needs to make them. */
+static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                    xd_arena *arena) {
+    bool fits = true;
+    h->begin = (int64_t *)xdi_arena_array(arena, h->tiles + 1, sizeof(int64_t), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, h->tiles * h->width, sizeof(int64_t), &fits);
+    h->target = (double *)xdi_arena_array(arena, h->room, sizeof(double), &fits);
+    h->ids = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
+    h->bytes = arena->used;
+    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
+    return fits;
+}
 
-/* A side's rows of the tile and their places in it; returns how many. */
-XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
-                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places);
+static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_xcached *h) {
+    xd_xtoken_lists l;
+    memset(&l, 0, sizeof l);
+    if (term->teacher->projection) l.projection = xdi_projection_for_kernels(&h->projection);
+    l.projection.teacher_size = term->vocabulary;
+    l.count = h->width - 1;
+    return l;
+}
 
-/* w_c, and what one unit of d(c) adds to the whole loss. */
-XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
+/* The lists come first, where they are other memory than the host's. */
+static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                    int64_t longest, xd_arena *arena) {
+    const xd_xtoken_lists lists = xdi_xcached_lists(term, h);
+    const size_t scratch = x->kernels->xtoken.list_bytes(x->columns, &lists);
+    bool fits = true;
+    xdi_arena_array(arena, x->on_device ? (int64_t)h->bytes : 0, 1, &fits);
+    h->settle_room = xdi_xtoken_settle_room(x, longest);
+    h->q = (double *)xdi_arena_array(arena, h->settle_room + xdi_xtoken_wide(x) * longest, sizeof(double),
+                                     &fits);
+    h->scratch = xdi_arena_array(arena, (int64_t)scratch, 1, &fits);
+    return fits;
+}
 
-/* A chunk or position whose loss is not finite. */
-XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
+/* ---- places in the cache ---- */
 
-/* What the kernels are told of the student's rows: count of x->rows. */
-XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count);
-/* And of a teacher's. */
-XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                  int64_t count);
+/* Every rank gets the places of all positions; it reads the cache by itself. */
+static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      const int64_t **all, int64_t *count) {
+    const xd_xtoken_teacher *t = term->teacher;
+    xd_comm *comm = x->d.sequence_comm;
+    const bool alone = !comm || xd_comm_size(comm) == 1;
+    for (int64_t i = 0; i < p->most; i++) {
+        const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
+        p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+    }
+    *all = alone ? p->mine : p->all;
+    *count = p->most * (alone ? 1 : xd_comm_size(comm));
+    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
+}
 
-/* Adds u - p_v shift to a row of the gradient, p the student's probabilities. A row's first visit brings the
- * cross entropy's part; u NULL: that alone. */
-XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift);
+/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                         xdi_xcached_places *p) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
+    int64_t count;
+    XD_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    memset(p->filled, 0, (size_t)slots * sizeof *p->filled);
+    memset(p->mass, 0, (size_t)term->vocabulary * sizeof *p->mass);
+    p->begin[0] = 0;
+    for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t slot = all[2 * i], place = all[2 * i + 1];
+        if (slot < 0) continue;
+        int64_t at = p->begin[slot] + p->filled[slot]++;
+        for (; at > p->begin[slot] && p->places[at - 1] > place; at--) p->places[at] = p->places[at - 1];
+        p->places[at] = place;
+    }
+    return XD_OK;
+}
 
-/* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
- * vocabulary. */
-XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
+/* J and a of one chunk; returns how many entries. */
+static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                  int64_t slot, int32_t *columns, double *target) {
+    const xd_teacher_cache *cache = term->teacher->cache;
+    const double positions = (double)term->teacher_sizes[slot];
+    int64_t count = 0;
+    for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
+        xd_teacher_cache_entries(x->ctx, cache, p->places[i], p->ids, p->probabilities);
+        for (int64_t j = 0; j < p->k; j++) {
+            const int32_t id = p->ids[j];
+            if (p->probabilities[j] == 0.0) continue;
+            if (p->mass[id] == 0.0) columns[count++] = id;
+            p->mass[id] += p->probabilities[j];
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        target[i] = p->mass[columns[i]] / positions;
+        p->mass[columns[i]] = 0.0;
+    }
+    return count;
+}
 
-/* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
-XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
+/* ---- tiles at hand ---- */
 
-/* ---- device.c: the same on a device ---- */
+/* Tile `index` of all. */
+static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                  const xdi_xtoken_tile *tile, int64_t index) {
+    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    int64_t *offset = h->offset + index * h->width, at = h->begin[index];
+    offset[0] = 0;
+    for (int64_t place = 0; place < tile->count; place++) {
+        at += xdi_xcached_target(x, term, &h->in, tile->b * term->teacher->chunks + order[place], h->ids + at,
+                                 h->target + at);
+        offset[place + 1] = at - h->begin[index];
+    }
+    h->begin[index + 1] = at;
+}
 
-/* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
-XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
-                                         xd_arena *device);
-/* Projections of the host are copied to the device. */
-XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
-XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
-/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, and the moments of LIKELIHOOD, for which the
- * host waits. */
-XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
-/* What all passes use, once weights and chunks are known: CACHED. Collective over comm and the vocabulary. */
-XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x);
-/* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
-XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
-/* All teachers and the rest of the gradient; waits for the divergences. */
-XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
+static xd_result xdi_xcached_upload(const xdi_xtoken *x, const xdi_xcached *h) {
+    return x->on_device ? xdi_xtoken_copy(x, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE) : XD_OK;
+}
 
-/* The device's address of something in the lists, and the arguments of the kernels with the device's memory. */
-XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
-XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
-                                                 const int64_t *places, int64_t count);
-/* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
-XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l, int64_t size, int64_t b);
-/* A side's rows of one tile after the other: rows, their places in the tile, and where each of the tiles begins. */
-XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
-                                       int64_t *places);
+/* As many tiles from this one on, `index` of all, as there is room for go to the device, which is through with those
+ * before. */
+static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                   int64_t index, int64_t b, int64_t i) {
+    if (index >= h->first && index < h->end) return XD_OK;
+    XD_TRY(x->kernels->memory.synchronize(&x->launch));
+    h->first = h->end = index;
+    h->begin[index] = 0;
+    for (; b < x->d.sequences; b++, i = 0)
+        for (; i < xdi_xtoken_tiles(term, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            if (h->begin[h->end] + xdi_xcached_tile_bound(term, &h->in, &tile) > h->room)
+                return xdi_xcached_upload(x, h);
+            xdi_xcached_read_tile(x, term, h, &tile, h->end++);
+        }
+    return xdi_xcached_upload(x, h);
+}
 
-/* The chunks of a tile, in the lists. */
-XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                                     const xdi_xtoken_tile *tile);
+/* Memory, of the host and of the device, and where positions are. */
+static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    xd_arena host = xd_arena_over(NULL, 0), work = host;
+    xd_result result = XD_OK;
+    int64_t longest;
+    XD_TRY(xdi_xcached_measure(x, term, h, &longest));
+    if (xdi_xcached_layout_host(x, term, h, &host))
+        h->here = (unsigned char *)xd_allocate(x->ctx, host.peak + 1);
+    if (h->here && xdi_xcached_layout_work(x, term, h, longest, &work))
+        h->there = (unsigned char *)x->kernels->memory.allocate(x->ctx, work.peak + 1);
+    if (!h->there)
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions in %zu and %zu bytes",
+                         (long long)h->in.total, host.peak, work.peak);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    host = xd_arena_over(h->here, host.peak);
+    work = xd_arena_over(h->there, work.peak);
+    xdi_xcached_layout_host(x, term, h, &host);
+    xdi_xcached_layout_work(x, term, h, longest, &work);
+    return xdi_xcached_find_places(x, term, &h->in);
+}
 
-/* device_gold.c: all chunks of a teacher. */
-XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l);
-/* device_same.c: a teacher's lists, and all its positions. */
-XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l);
-XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l);
-/* device_cached.c: J and a of all chunks, collective like xdi_xtoken_device_begin; their release; what a pass
- * adds to the lists; and all chunks. */
-XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                   xdi_xtoken_lists *l);
-XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l);
-XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              xdi_xtoken_lists *l);
-XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l);
+static xd_result xdi_xcached_open(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
+    const xd_projection *m = term->teacher->projection;
+    if (!m) return XD_OK;
+    h->projection = *m;
+    if (xdi_projection_is_near(x->ctx, m)) return XD_OK;
+    XD_TRY(xd_projection_upload(x->ctx, m, &h->copied));
+    h->projection = h->copied;
+    return XD_OK;
+}
 
-/* ---- the kinds: sums of a term, and the gradient when x->write ---- */
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
-/* projected.c: a chunk before its divergence is computed, and what it then adds to the sums. */
-XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                               int64_t c);
-XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
-/* gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
-XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t b, int64_t c);
-/* gold.c: the tails: the k largest probabilities of this shard's ids, behind its likeliest pair in
- * x->tails, and of the teacher's without a partner, in x->other_tail; a shorter list of this shard ends in -1,
- * which is less than any probability. All pointers are memory of the kernels' device. */
-XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
-                                    const double *means, const double *others, const int32_t *rest,
-                                    const int32_t *other_rest);
-/* gold.c: the tails and likeliest pairs of all shards against the teacher's: out as xd_xtoken_merge has
- * it; x->u gets the derivative by alpha where an entry is ours. */
-XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out);
-/* gold.c: entries of the sorted tails. */
-XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
-XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
-/* same.c: a row before it is compared, the comparison of rows at work, of which `a` tells, and what a row that
- * was compared adds to the sums. */
-XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row);
-XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a);
-XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t row);
-XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
-/* cached.c: sizes of p, collective over sequence_comm; its blocks; its places, collective again; J and a of one
- * chunk, which has at most `bound` entries, and returns how many; the chunk before it is compared. */
-XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p);
-XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          xdi_xcached_places *p, xd_arena *arena, bool *fits);
-XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p);
-XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot);
-XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                      int64_t slot, int32_t *columns, double *target);
-XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                             int64_t c, bool compared);
-XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
-/* likelihood.c: the blocks that a device is told of and the others; the loss of all chunks, added to the sums,
- * and the rows that have a gradient, collective over sequence_comm. On a device the moments are given. */
-XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
-                                            bool *fits);
-XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
-                                           xd_arena *arena, bool *fits);
-XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h);
+static xd_result xdi_xcached_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
+    return xdi_xcached_take(x, term, (xdi_xcached *)term->own);
+}
 
-/* cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
-XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
-/* cached.c: log-probability, at temperature 1, of the token that a row of such a teacher predicts;
- * -infinity where there is none. */
-XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
-/* cached.c: checks of a teacher without logits, and of both kinds. */
-XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
-XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
-/* likelihood.c */
-XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
+static void xdi_xcached_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
+    x->kernels->memory.release(x->ctx, h->there);
+    xd_release(x->ctx, h->here);
+    xd_projection_unload(x->ctx, &h->copied);
+}
 
-/* score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell);
-/* score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
- * means. */
-XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
+/* ---- a pass ---- */
+
+static xd_result xdi_xcached_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], 0.0);
+        }
+    return XD_OK;
+}
+
+/* The device's address of something in the lists of the cache. */
+static const void *xdi_xcached_there(const xdi_xtoken *x, const xdi_xcached *h, const void *list) {
+    return x->on_device ? h->there + ((const unsigned char *)list - h->here) : list;
+}
+
+/* Tile `index` of all, with its sums over all ranks. */
+static xd_result xdi_xcached_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                  const xdi_xtoken_tile *tile, int64_t index, xd_xtoken_list_args *a) {
+    const xdi_xcached *h = (const xdi_xcached *)term->own;
+    const int64_t begin = h->begin[index];
+    memset(a, 0, sizeof *a);
+    a->x = xdi_xtoken_student_tile(x, term, tile);
+    a->lists = xdi_xcached_lists(term, h);
+    a->lists.count = tile->count;
+    a->lists.offset = (const int64_t *)xdi_xcached_there(x, h, h->offset + index * h->width);
+    a->lists.ids = (const int32_t *)xdi_xcached_there(x, h, h->ids + begin);
+    a->lists.entries = h->begin[index + 1] - begin;
+    a->teacher = (double *)(uintptr_t)xdi_xcached_there(x, h, h->target + begin); /* read alone */
+    a->chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    a->cells = h->q + h->settle_room;
+    a->fixed = x->fixed;
+    a->reverse = x->d.reverse;
+    const int64_t entries = a->lists.entries;
+    XD_TRY(x->kernels->memory.fill(&x->launch, a->cells, 0, (size_t)entries * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.list_project(&x->launch, a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a->cells, entries));
+    XD_TRY(xdi_xtoken_reduce(x, tile->comm, a->cells, entries));
+    return xdi_xtoken_settle(x, a->cells, h->settle_room, entries, &a->student);
+}
+
+/* dz = p (h - delta) / tau, h = M dy and delta = sum_v p_v h_v; delta is summed in units of the largest |dy|, for
+ * fixed point. */
+static xd_result xdi_xcached_gradient(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_list_args *tile) {
+    xd_xtoken_list_args a = *tile;
+    const xd_xtoken_list_gradient_args g = {
+        xdi_xtoken_gradient_of(x, a.x),           a.lists, a.student, x->work.delta, a.chunks,
+        ((const xdi_xcached *)term->own)->scratch
+    };
+    a.cells = x->work.cells;
+    XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)a.x.count * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_row_deltas(x, &a.x, a.chunks, a.cells));
+    return x->kernels->xtoken.list_gradient(&x->launch, &g);
+}
+
+static xd_result xdi_xcached_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
+    int64_t index = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xd_xtoken_list_args a;
+            XD_TRY(xdi_xcached_bring(x, term, h, index, b, i));
+            XD_TRY(xdi_xcached_sums(x, term, &tile, index, &a));
+            XD_TRY(x->kernels->xtoken.list_divergence(&x->launch, &a));
+            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, &a));
+        }
+    return XD_OK;
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void) {
+    static const xdi_xtoken_kind kind = { 0,
+                                          xdi_xcached_check,
+                                          xdi_xcached_tile,
+                                          xdi_xcached_size,
+                                          xdi_xcached_layout,
+                                          xdi_xcached_open,
+                                          xdi_xcached_begin,
+                                          xdi_xcached_fill,
+                                          xdi_xcached_run,
+                                          xdi_xtoken_tell_chunks,
+                                          xdi_xcached_close };
+    return &kind;
+}
+
+/* >>xtoken/likelihood.c */
+
+/* LIKELIHOOD: how likely each side finds a chunk as a whole. */
+
+#include <math.h>
+#include <string.h>
+
+/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
+#define XDI_LIKELIHOOD_MOST (-1e-7)
+
+/* Log-likelihoods of chunks; the host's, but for the gradient. */
+typedef struct xdi_likelihood {
+    double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
+    double
+        *teacher;   /* [rows of logits] log-probabilities of the teacher's tokens, where it comes as logits */
+    int64_t *rows;  /* lists: [count] of the student that have a gradient */
+    double *slopes; /* lists: [count] d loss / d log-probability of those */
+    int64_t count;
+} xdi_likelihood;
+
+static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t slots = d->sequences * t->chunks;
+    (void)size;
+    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but the student has no labels", index);
+    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+               "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
+    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
+               "teacher %d has likelihood form %d", index, (int)t->likelihood);
+    for (int64_t i = 0; i < slots && t->chunk_length; i++)
+        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
+                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
+                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
+    return XD_OK;
+}
+
+/* ---- the two sums of every chunk ---- */
+
+/* The slot of a row's chunk when it is looked at, else -1. */
+static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
+}
+
+/* log softmax, at temperature 1, of the teacher's rows that are looked at, at their labels. */
+static xd_result xdi_likelihood_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    xdi_likelihood *h = (xdi_likelihood *)term->own;
+    int64_t count = 0;
+    if (!term->reads) return XD_OK;
+    for (int64_t row = 0; row < t->logits.rows; row++)
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
+            x->host.asked[count++] = row;
+    XD_TRY(xdi_xtoken_moments(x, term, term->vocabulary, count, t->labels, false));
+    for (int64_t i = 0; i < count; i++) {
+        const double *m = x->host.moments + i * XD_XTOKEN_MOMENTS;
+        h->teacher[x->host.asked[i]] = m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM];
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_likelihood_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    xdi_xtoken_zero(x, h->sums, 2 * slots);
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->host.log_probs[row]);
+    }
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
+        if (slot >= 0)
+            xdi_xtoken_add(x, h->sums, slots + slot,
+                           term->reads ? h->teacher[row] : xdi_xtoken_known(t, row));
+    }
+    return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm);
+}
+
+/* ---- chunks ---- */
+
+/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
+static double xdi_likelihood_complement(double l) {
+    return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
+}
+
+/* p (a - b), 0 where p is: a may be -infinity there. */
+static double xdi_likelihood_part(double p, double a, double b) {
+    return p > 0.0 ? p * (a - b) : 0.0;
+}
+
+/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
+ *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
+static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
+    const bool floor = s > XDI_LIKELIHOOD_MOST;
+    if (floor) s = XDI_LIKELIHOOD_MOST;
+    if (t > XDI_LIKELIHOOD_MOST) t = XDI_LIKELIHOOD_MOST;
+    const double not_s = xdi_likelihood_complement(s), not_t = xdi_likelihood_complement(t);
+    const double p = exp(t), q = exp(s);
+    *slope = reverse ? xdi_likelihood_part(q, s - t, not_s - not_t) : (q - p) / -expm1(s);
+    if (floor) *slope = 0.0;
+    if (reverse) return xdi_likelihood_part(q, s, t) - expm1(s) * (not_s - not_t);
+    return xdi_likelihood_part(p, t, s) - expm1(t) * (not_t - not_s);
+}
+
+/* l_s becomes d loss / d l of each of the chunk's tokens, 0 where the loss is not finite, and l_t the loss. */
+static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, double *l_s, double *l_t,
+                                 int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slot = b * t->chunks + c;
+    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
+    const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
+    double slope = 2.0 * (s - target), value = (s - target) * (s - target);
+    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
+    const bool good = isfinite(value) && isfinite(slope);
+    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
+    *l_t = isfinite(slope) ? value : slope;
+}
+
+/* ---- a pass ---- */
+
+/* The rows that have a gradient, and by how much. */
+static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+    h->count = 0;
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, term->teacher->student_chunks[row]);
+        if (slot < 0 || h->sums[slot] == 0.0) continue;
+        h->rows[h->count] = row;
+        h->slopes[h->count++] = h->sums[slot];
+    }
+}
+
+static xd_result xdi_likelihood_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    xdi_likelihood *h = (xdi_likelihood *)term->own;
+    XD_TRY(xdi_likelihood_sums(x, term, h));
+    for (int64_t slot = 0; slot < slots; slot++) {
+        const int64_t b = slot / t->chunks, c = slot % t->chunks;
+        if (xdi_likelihood_slot(x, term, b, c) >= 0)
+            xdi_likelihood_chunk(x, term, &h->sums[slot], &h->sums[slots + slot], b, c);
+    }
+    xdi_likelihood_rows(x, term, h);
+    return XD_OK;
+}
+
+/* dz += slope (onehot(label) - p), p at temperature 1. */
+static xd_result xdi_likelihood_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xdi_likelihood *h = (const xdi_likelihood *)term->own;
+    const xd_xtoken_label_gradient_args a = { xdi_xtoken_gradient_of(
+                                                  x, xdi_xtoken_student(x, h->rows, NULL, h->count)),
+                                              (const double *)xdi_xtoken_there(x, h->slopes) };
+    return x->write ? x->kernels->xtoken.label_gradient(&x->launch, &a) : XD_OK;
+}
+
+static void xdi_likelihood_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xdi_likelihood *h = (const xdi_likelihood *)term->own;
+    const int64_t chunks = term->teacher->chunks, slots = x->d.sequences * chunks;
+    for (int64_t slot = 0; slot < slots && x->owner; slot++) {
+        const int64_t b = slot / chunks, c = slot % chunks;
+        const double weight = xdi_xtoken_weight(x, term, b, c), value = h->sums[slots + slot];
+        if (xdi_likelihood_slot(x, term, b, c) < 0) continue;
+        if (!isfinite(value) && weight != 0.0) xdi_xtoken_found(x, slot, value);
+        xdi_xtoken_add(x, x->host.sums, term->cell + XDI_XTOKEN_DIVERGENCE,
+                       isfinite(value) ? weight * value : 0.0);
+    }
+}
+
+/* ---- memory ---- */
+
+static void xdi_likelihood_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    (void)x;
+    if (term->reads) s->moments = xdi_xtoken_most(s->moments, term->teacher->logits.rows);
+}
+
+static void xdi_likelihood_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t rows = x->d.student.rows, teacher_rows = term->reads ? term->teacher->logits.rows : 0;
+    xdi_likelihood plan, *h = (xdi_likelihood *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    h->sums = (double *)xdi_arena_array(a->host, 2 * x->d.sequences * term->teacher->chunks,
+                                        xdi_xtoken_cell(x), &a->fits);
+    h->teacher = (double *)xdi_arena_array(a->host, teacher_rows, sizeof(double), &a->fits);
+    h->rows = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
+    h->slopes = (double *)xdi_xtoken_list(a, rows, sizeof(double));
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_APART | XDI_KIND_AT_ONE,
+                                          xdi_likelihood_check,
+                                          NULL,
+                                          xdi_likelihood_size,
+                                          xdi_likelihood_layout,
+                                          NULL,
+                                          xdi_likelihood_begin,
+                                          xdi_likelihood_fill,
+                                          xdi_likelihood_run,
+                                          xdi_likelihood_tell,
+                                          NULL };
+    return &kind;
+}
+
+/* >>xtoken/kinds.c */
+
+/* The kinds of teachers: a new one is its file and a line here. */
+
+/* In the order of xd_xtoken_kind. */
+XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind) {
+    static const xdi_xtoken_kind *(*const kinds[])(void) = { xdi_projected_kind, xdi_gold_kind, xdi_same_kind,
+                                                             xdi_xcached_kind, xdi_likelihood_kind };
+    const int count = (int)(sizeof kinds / sizeof *kinds);
+    return (int)kind >= 0 && (int)kind < count ? kinds[(int)kind]() : NULL;
+}
 
 /* >>xtoken/check.c */
 
@@ -36264,32 +38488,6 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
     return d;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
-    if (t->vocabulary != 0) return t->vocabulary;
-    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
-    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
-    const int64_t most = t->kind == XD_XTOKEN_SAME ? size : xdi_xtoken_vocabulary(t);
-    return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
-}
-
-/* How many lists of n elements there is room for. */
-static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
-    return n < 1 || n > room ? 1 : room / n;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
-    const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
-    const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
-    if (t->kind == XD_XTOKEN_GOLD) return 1;
-    if (t->kind != XD_XTOKEN_CACHED) return tile;
-    const int64_t maps =
-        xdi_xtoken_fits((int64_t)1 << 22, xdi_xtoken_vocabulary(t)); /* see xdi_staged_cached */
-    return tile < maps ? tile : maps;
-}
-
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     XD_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT, "teacher %d has %lld chunks",
@@ -36306,41 +38504,6 @@ static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, i
                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
     XD_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
                "exact_only, but teacher %d does not say which chunks are exact", index);
-    return XD_OK;
-}
-
-/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
- * ids. */
-static xd_result xdi_xtoken_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
-                                      int64_t size, bool ascending) {
-    for (int64_t i = 0; i < count; i++)
-        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
-                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
-    for (int64_t i = 1; i < count && ascending; i++)
-        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
-                   (int)ids[i], (int)ids[i - 1]);
-    return XD_OK;
-}
-
-static xd_result xdi_xtoken_check_gold(xd_ctx *ctx, const xd_xtoken_teacher *t, int index, int64_t size) {
-    const int64_t teacher = xdi_xtoken_vocabulary(t);
-    const xd_exact_map *map = t->map;
-    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
-    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
-    XD_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
-    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
-    return xdi_xtoken_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
-}
-
-static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
-                                            int64_t size) {
-    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
-    XD_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-               (long long)t->projection->student_size, (long long)size);
-    XD_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
-               (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
     return XD_OK;
 }
 
@@ -36362,21 +38525,11 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
     return XD_OK;
 }
 
-static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
-               "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
-               (long long)d->student.rows);
-    XD_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
-               "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
-               (long long)xdi_xtoken_vocabulary(t), (long long)size);
-    return XD_OK;
-}
-
 static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    const bool positions = (xdi_xtoken_kind_of(t->kind)->traits & XDI_KIND_POSITIONS) != 0;
     XD_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
     XD_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
@@ -36391,15 +38544,47 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                (long long)y->cols);
-    XD_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, !scores || t->labels || (positions && d->labels), XD_ERROR_ARGUMENT,
                "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
+/* The cache of a teacher without logits. */
+static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t, int index) {
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
+    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+               "teacher %d has a cache but no positions", index);
+    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
+               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
+               (long long)info.desc.vocabulary);
+    for (int64_t i = 0; i < t->logits.rows; i++) {
+        const int64_t at = t->cache_positions[i];
+        const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
+        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
+                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
+                   (long long)at, (long long)info.positions);
+    }
+    return XD_OK;
+}
+
+/* A teacher without logits. */
+static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
+    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
+               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
+               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
+               (long long)d->sequences);
+    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
+               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
+    return t->cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
+}
+
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-               "teacher %d is of kind %d", index, (int)t->kind);
+    const xdi_xtoken_kind *kind = xdi_xtoken_kind_of(t->kind);
+    XD_REQUIRE(ctx, kind, XD_ERROR_ARGUMENT, "teacher %d is of kind %d", index, (int)t->kind);
     XD_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                       : xdi_xtoken_check_known(ctx, d, index));
     XD_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
@@ -36407,12 +38592,8 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
                t->denominator_value);
     XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
-    if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
-    XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
-    if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
-    if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
-    return xdi_xtoken_check_projected(ctx, t, index, size);
+    if (!(kind->traits & XDI_KIND_POSITIONS)) XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
+    return kind->check(ctx, d, index, size);
 }
 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
@@ -36481,314 +38662,156 @@ XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
     return xdi_xtoken_check_gradient(ctx, d);
 }
 
-/* >>xtoken/xtoken.c */
+/* >>xtoken/layout.c */
 
-/* The call: workspace, sums, passes over teachers, values. */
+/* A call's memory: lists, blocks of the host and of the device, from the caller's workspace or taken for the call. */
 
-#include <math.h>
 #include <string.h>
 
-/* Cells of x->sums that are summed over comm. Before the passes they are tokens, denominators and scores;
- * after each, these, and those of the teachers. */
-enum {
-    XDI_XTOKEN_CE,
-    XDI_XTOKEN_TOKENS,
-    XDI_XTOKEN_RIGHT,
-    XDI_XTOKEN_LABEL,
-    XDI_XTOKEN_NOT_FINITE,
-    XDI_XTOKEN_FIRST
-};
-
-/* ---- small parts that the kinds share ---- */
-
-XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
-    memset(cells, 0, (size_t)count * (x->fixed ? sizeof(xd_fixed) : sizeof *cells));
+/* Cells of x->host.sums before the passes and after. */
+static int64_t xdi_layout_sums(const xd_xtoken_desc *d) {
+    return XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * (int64_t)d->teacher_count;
 }
 
-XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
-    xdi_cells_add(x->fixed, cells, i, term);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
-    if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
-    if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
-    return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
-                                     xd_comm *second) {
-    XD_TRY(xdi_xtoken_reduce(x, first, cells, count));
-    XD_TRY(xdi_xtoken_reduce(x, second, cells, count));
-    if (x->fixed) xdi_cells_settle(cells, count);
-    return XD_OK;
-}
-
-static double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
-    return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
-}
-
-/* Tokens on both sides, not masked, and exact where that is asked for. */
-static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t at = b * t->chunks + c;
-    const bool exact = x->d.exact_only && !(x->d.compat && t->kind == XD_XTOKEN_GOLD);
-    uint8_t valid;
-    xd_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
-                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
-    return valid != 0;
-}
-
-XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    return xdi_xtoken_sample(x, b) != 0.0 && xdi_xtoken_exists(x, term, b, c);
-}
-
-XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    const bool all = x->d.compat && term->teacher->kind == XD_XTOKEN_PROJECTED;
-    return (all || xdi_xtoken_sample(x, b) != 0.0) && xdi_xtoken_exists(x, term, b, c);
-}
-
-XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    if (!xdi_xtoken_counts(x, term, b, c)) return 0.0;
-    return x->d.compat && term->teacher->kind == XD_XTOKEN_GOLD ? 1.0 : xdi_xtoken_sample(x, b);
-}
-
-/* tau^2 / D, 0 where nothing counts; log-likelihoods are at temperature 1. */
-static double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    const double tau = term->teacher->kind == XD_XTOKEN_LIKELIHOOD ? 1.0 : x->d.temperature;
-    return term->denominator > 0.0 ? tau * tau / term->denominator : 0.0;
-}
-
-/* omega_i, with the factor of its vocabulary; averaged logits are one teacher of weight 1. */
-static double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    if (!term->active) return 0.0;
-    return x->d.mode == XD_XTOKEN_AVERAGED_LOGITS ? 1.0 : term->weight * term->length;
-}
-
-XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
-}
-
-XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
-    if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
-    x->found.first_row = row;
-    x->found.first_value = value;
-}
-
-XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count) {
-    xd_xtoken_args a;
-    memset(&a, 0, sizeof a);
-    a.logits = x->d.student;
-    a.columns = x->columns;
-    a.temperature = x->d.temperature;
-    a.lse = x->lse;
-    a.rows = x->rows;
-    a.places = x->places;
-    a.count = count;
-    a.fixed = x->fixed;
-    a.scale = 1.0;
-    a.first = x->vocab.begin;
-    a.gradient = x->d.gradient;
-    a.lse_one = x->lse_one;
-    a.ce_factor = x->d.labels ? x->ce_factor : NULL;
-    a.ce_weight = x->ce_weight;
-    a.labels = x->d.labels;
-    a.written = x->written;
-    a.scratch = x->scratch;
-    return a;
-}
-
-XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                  int64_t count) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
-    a.logits = term->teacher->logits;
-    a.columns = term->vocabulary;
-    a.lse = NULL;
-    a.ids = term->teacher->column_ids ? x->ids + term->k : x->ids;
-    a.k = term->k;
-    a.cells = x->teacher;
-    return a;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 1);
-    a.rows = &row;
-    a.u = u;
-    a.delta = &shift;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-/* ---- columns ---- */
-
-XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                  uint8_t *mask) {
-    const xd_xtoken_teacher *t = term->teacher;
-    if (x->d.compat) return true;
-    for (int64_t i = 0; i < term->held; i++) {
-        const int64_t row = b * term->held + i;
-        if (t->kind == XD_XTOKEN_SAME)
-            mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
-        else
-            mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
-                                xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
-    }
-    return false;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    const bool all = xdi_xtoken_voters(x, term, b, x->mask);
-    const xd_rows *y = &term->teacher->logits;
-    const int64_t size = term->teacher->kind == XD_XTOKEN_SAME ? x->vocab.size : term->vocabulary;
-    xd_vocab *columns = NULL;
-    xd_rows rows = *y;
-    if (!all) {
-        const int64_t skip = b * term->held * (y->stride ? y->stride : y->cols);
-        rows.rows = term->held;
-        if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    }
-    xd_result result = xd_vocab_create(x->ctx, NULL, 0, size, size, &columns);
-    result = xdi_vocab_agree(x->d.sequence_comm, NULL, result);
-    if (result == XD_OK)
-        result = xd_vocab_topk_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm,
-                                       term->k, x->ids, NULL);
-    xd_vocab_destroy(columns);
-    return xdi_vocab_agree(x->vocab.tp, NULL, result);
-}
-
-/* ---- workspace ---- */
-
-static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
-/* Entries of the projection in this shard's rows; nobody asks for them where the host cannot read it. */
-static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
-    const xd_vocab_info *info = &x->vocab;
-    if (!m || x->on_device || m->student_size < info->end) return 0;
-    return m->row_begin[info->end] - m->row_begin[info->begin];
-}
-
-static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
-    const xd_xtoken_desc *d = &x->d;
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile_size(d, t, k);
-    const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
-    if (xdi_xtoken_reads_logits(t)) s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
-    if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
-    s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
-    if (t->kind == XD_XTOKEN_GOLD) {
-        s->student = xdi_xtoken_most(s->student, columns);
-        s->teacher = xdi_xtoken_most(s->teacher, size);
-        s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
-        s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
-        s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(0));
-        return;
-    }
-    s->ids = xdi_xtoken_most(s->ids, t->column_ids ? 2 * k : k);
-    s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
-    s->student = xdi_xtoken_most(s->student, tile * k);
-    s->teacher = xdi_xtoken_most(s->teacher, tile * k);
-    s->tile = xdi_xtoken_most(s->tile, tile);
-    if (t->kind == XD_XTOKEN_SAME && x->on_device) s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
-    if (t->kind != XD_XTOKEN_PROJECTED) return;
-    s->slots = xdi_xtoken_most(s->slots, size);
-    s->begin = columns + 1;
-    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(x, t->projection));
-    s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
-}
-
-/* A term with its lists of chunks, and of the rows that have one. */
-static xdi_xtoken_term xdi_xtoken_layout_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
-                                                xd_arena *arena, bool *fits) {
-    const int64_t b = d->sequences, count = b * t->chunks;
+static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
+    const xd_xtoken_teacher *t = &x->d.teachers[index];
     xdi_xtoken_term term;
     memset(&term, 0, sizeof term);
-    if (t->kind == XD_XTOKEN_SAME) return term;
-    term.student_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
-    term.teacher_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
-    term.order = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
-    term.place = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
-    term.shared = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
-    term.listed = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
-    term.student_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
-    term.student_rows.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
-    term.teacher_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
-    term.teacher_rows.rows = (int64_t *)xdi_arena_array(arena, t->logits.rows, sizeof(int64_t), fits);
+    term.teacher = t;
+    term.kind = xdi_xtoken_kind_of(t->kind);
+    term.held = t->logits.rows / x->d.sequences;
+    term.vocabulary = xdi_xtoken_vocabulary(t);
+    term.k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
+    term.tile = xdi_xtoken_fits((int64_t)1 << 18, term.k);
+    if (term.tile > 32) term.tile = 32;
+    if (x->d.tile > 0) term.tile = x->d.tile;
+    if (term.kind->tile) term.tile = term.kind->tile(&x->d, t, term.tile);
+    term.reads = xdi_xtoken_reads_logits(t);
+    term.weight = t->weight == 0.0 ? 1.0 : t->weight;
+    term.cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     return term;
 }
 
-/* What the host works with: rows, and terms with their chunks. */
-static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
-    const xd_xtoken_desc *d = &x->d;
-    const int64_t rows = d->student.rows, teachers = d->teacher_count;
-    x->argmax = (int64_t *)xdi_arena_array(arena, rows, sizeof(int64_t), fits);
-    x->log_probs = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
-    x->row_weight = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
-    x->written = (uint8_t *)xdi_arena_array(arena, rows, 1, fits);
-    x->row_sums = (double *)xdi_arena_array(arena, rows + 1, sizeof(xd_fixed), fits);
-    x->sums = (double *)xdi_arena_array(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
-                                        sizeof(xd_fixed), fits);
-    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_arena_array(arena, teachers, sizeof *terms, fits);
-    for (int i = 0; i < d->teacher_count; i++) {
-        const xdi_xtoken_term term = xdi_xtoken_layout_chunks(d, &d->teachers[i], arena, fits);
-        if (terms) terms[i] = term;
+static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t rows,
+                            xdi_xtoken_side *side, xdi_xtoken_arenas *a) {
+    const int64_t chunks = x->d.sequences * term->teacher->chunks;
+    side->begin = (int64_t *)xdi_arena_array(a->host, chunks + 1, sizeof(int64_t), &a->fits);
+    side->rows = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
+    side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
+}
+
+/* What comes back is behind each other. */
+static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t b = x->d.sequences, count = b * term->teacher->chunks;
+    const bool positions = (term->kind->traits & XDI_KIND_POSITIONS) != 0;
+    if (!positions) {
+        term->student_sizes = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
+        term->teacher_sizes = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
     }
-    x->terms = terms;
+    if (term->kind->traits & XDI_KIND_APART) return;
+    term->chunk_count = positions ? x->d.student.rows : count;
+    term->chunks = (xd_xtoken_chunk *)xdi_xtoken_list(a, term->chunk_count, sizeof *term->chunks);
+    if (positions) return;
+    term->order = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
+    term->place = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
+    term->shared = (int64_t *)xdi_arena_array(a->host, b, sizeof(int64_t), &a->fits);
+    term->listed = (int64_t *)xdi_arena_array(a->host, b, sizeof(int64_t), &a->fits);
+    xdi_layout_side(x, term, x->d.student.rows, &term->student_rows, a);
+    xdi_layout_side(x, term, term->teacher->logits.rows, &term->teacher_rows, a);
 }
 
-/* Rows at work, and the matrix in J. */
-static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
-    x->rows = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
-    x->places = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
-    x->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
-    x->slots = (int32_t *)xdi_arena_array(arena, s->slots, sizeof(int32_t), fits);
-    x->row_begin = (int64_t *)xdi_arena_array(arena, s->begin, sizeof(int64_t), fits);
-    x->entry_student = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_slot = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_weight = (float *)xdi_arena_array(arena, s->entries, sizeof(float), fits);
-    x->scratch = (float *)xdi_arena_array(arena, s->scratch, sizeof(float), fits);
+/* Every teacher's own blocks; the largest of those that they share. */
+static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
+    const bool scored = x->d.score != XD_XTOKEN_SCORE_NONE || x->d.mode == XD_XTOKEN_SELECT;
+    x->terms = (xdi_xtoken_term *)xdi_arena_array(a->host, x->d.teacher_count, sizeof *x->terms, &a->fits);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        xdi_xtoken_term term = xdi_layout_term(x, i);
+        xdi_layout_chunks(x, &term, a);
+        term.kind->size(x, &term, s);
+        term.kind->layout(x, &term, a);
+        if (scored && term.reads) s->moments = xdi_xtoken_most(s->moments, term.teacher->logits.rows);
+        if (x->terms) x->terms[i] = term;
+    }
 }
 
-/* What the kernels of a CPU work on. */
-static void xdi_xtoken_layout_work(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
-    const int64_t rows = x->d.student.rows;
-    x->lse = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
-    x->lse_one = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
-    x->ce_factor = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
-    x->row_delta = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), fits);
-    x->u = (float *)xdi_arena_array(arena, x->columns, sizeof(float), fits);
-    x->ids = (int64_t *)xdi_arena_array(arena, s->ids, sizeof(int64_t), fits);
-    x->mask = (uint8_t *)xdi_arena_array(arena, s->mask, 1, fits);
-    x->student = (double *)xdi_arena_array(arena, s->student, sizeof(xd_fixed), fits);
-    x->teacher = (double *)xdi_arena_array(arena, s->teacher, sizeof(xd_fixed), fits);
-    x->tails = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_arena_array(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
-                                             sizeof(double), fits);
-    x->other_tail = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_arena_array(arena, 2 * s->tail, sizeof(int64_t), fits);
-    xdi_xtoken_layout_matrix(x, arena, s, fits);
+/* Statistics of rows: where memory is one, the host looks at what the device writes. */
+static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
+    const int64_t rows = x->d.student.rows, away = x->on_device ? rows : 0;
+    xdi_xtoken_host *h = &x->host;
+    xdi_xtoken_work *w = &x->work;
+    h->row_weight = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
+    h->ce_factor = (double *)xdi_xtoken_list(a, rows, sizeof(double));
+    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_fixed), &a->fits);
+    h->asked = (int64_t *)xdi_xtoken_list(a, s->moments, sizeof(int64_t));
+    w->lse = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
+    w->lse_one = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
+    w->argmax = (int64_t *)xdi_arena_array(a->work, rows, sizeof(int64_t), &a->fits);
+    w->log_probs = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
+    w->written = (uint8_t *)xdi_arena_array(a->work, rows, 1, &a->fits);
+    w->moments = (double *)xdi_arena_array(a->work, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
+    w->labels = (int64_t *)xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
+    h->argmax = w->argmax;
+    h->log_probs = w->log_probs;
+    h->moments = w->moments;
+    if (!x->on_device) return;
+    w->moment_labels = (int64_t *)xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
+    h->argmax = (int64_t *)xdi_arena_array(a->host, rows, sizeof(int64_t), &a->fits);
+    h->log_probs = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
+    h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
 }
 
-/* Every block: from `work`, memory of the context's device, and where that is not the host's from `host` too.
- * With planning arenas this is the size query. False when it does not fit. */
-static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *work, xd_arena *host) {
+/* Cells, and before them room for their doubles. */
+static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
+    const int64_t rows = x->fixed ? x->d.student.rows : 0;
+    const int64_t cells = xdi_xtoken_most(s->cells, rows) * xdi_xtoken_wide(x);
+    x->room = xdi_xtoken_settle_room(x, s->settled);
+    const int64_t words = xdi_xtoken_most(x->room + cells, s->doubles);
+    x->work.cells = (double *)xdi_arena_array(a->work, words, sizeof(double), &a->fits);
+    if (x->work.cells) x->work.cells += x->room;
+}
+
+/* What teachers use in turn. */
+static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
+    const int64_t ranks = x->vocab.ranks, k = s->tail;
+    xdi_xtoken_work *w = &x->work;
+    w->delta = (double *)xdi_arena_array(a->work, x->held, sizeof(double), &a->fits);
+    w->ids = (int64_t *)xdi_arena_array(a->work, s->ids, sizeof(int64_t), &a->fits);
+    w->maxima = (float *)xdi_arena_array(a->work, s->maxima, sizeof(float), &a->fits);
+    w->values = (double *)xdi_arena_array(a->work, s->ids, sizeof(double), &a->fits);
+    w->slots = (int32_t *)xdi_arena_array(a->work, s->slots, sizeof(int32_t), &a->fits);
+    w->matrix = xdi_arena_array(a->work, (int64_t)s->matrix, 1, &a->fits);
+    w->u = (float *)xdi_arena_array(a->work, s->means, sizeof(float), &a->fits);
+    w->tails = (double *)xdi_arena_array(a->work, k, sizeof(double), &a->fits);
+    w->all_tails = (double *)xdi_arena_array(a->work, ranks > 1 ? ranks * k : 0, sizeof(double), &a->fits);
+    w->other_tail = (double *)xdi_arena_array(a->work, k, sizeof(double), &a->fits);
+    w->tail_ids = (int64_t *)xdi_arena_array(a->work, k > 0 ? 2 * k + ranks : 0, sizeof(int64_t), &a->fits);
+    w->merged = (double *)xdi_arena_array(a->work, 2, sizeof(double), &a->fits);
+    w->scratch = (float *)xdi_arena_array(a->work, s->scratch, sizeof(float), &a->fits);
+}
+
+/* Every block. On a CPU the arenas are one; with planning arenas this is the size query. */
+static bool xdi_layout_all(xdi_xtoken *x, xdi_xtoken_arenas *a) {
     xdi_xtoken_sizes s;
-    bool fits = true;
     memset(&s, 0, sizeof s);
-    s.held = xdi_xtoken_most(x->held, x->vocab.ranks);
-    for (int i = 0; i < x->d.teacher_count; i++) xdi_xtoken_size_teacher(x, &x->d.teachers[i], &s);
-    xdi_xtoken_layout_host(x, x->on_device ? host : work, &fits);
-    if (x->on_device) return fits && xdi_xtoken_device_layout(x, &s, host, work);
-    xdi_xtoken_layout_work(x, work, &s, &fits);
-    return fits;
+    x->here = a->lists->base;
+    xdi_layout_teachers(x, &s, a);
+    xdi_layout_rows(x, &s, a);
+    xdi_layout_cells(x, &s, a);
+    xdi_layout_shared(x, &s, a);
+    x->there = x->here;
+    x->list_bytes = a->lists->used;
+    if (x->on_device)
+        x->there = (unsigned char *)xdi_arena_array(a->work, (int64_t)x->list_bytes, 1, &a->fits);
+    return a->fits;
 }
 
-static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d) {
+XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d) {
     memset(x, 0, sizeof *x);
     x->ctx = ctx;
     x->d = *d;
     x->launch = xd_ctx_launch(ctx);
-    x->device.kernels = xd_ctx_kernels(ctx);
-    x->kernels = x->device.kernels->xtoken;
-    x->on_device = x->device.kernels->device != XD_DEVICE_CPU;
+    x->kernels = xd_ctx_kernels(ctx);
+    x->on_device = x->kernels->device != XD_DEVICE_CPU;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
@@ -36799,2359 +38822,58 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
 }
 
-static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
-    const xd_xtoken_teacher *t = &x->d.teachers[index];
-    xdi_xtoken_term *term = &x->terms[index];
-    term->teacher = t;
-    term->held = t->logits.rows / x->d.sequences;
-    term->vocabulary = xdi_xtoken_vocabulary(t);
-    term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = xdi_xtoken_tile_size(&x->d, t, term->k);
-    term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
-    term->weight = t->weight == 0.0 ? 1.0 : t->weight;
+XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists) {
+    xd_arena arenas[3];
+    xdi_xtoken_arenas a;
+    for (int i = 0; i < 3; i++) arenas[i] = xd_arena_over(NULL, 0);
+    a.work = &arenas[0];
+    a.host = x->on_device ? &arenas[1] : a.work;
+    a.lists = x->on_device ? &arenas[2] : a.work;
+    a.fits = true;
+    const bool fits = xdi_layout_all(x, &a);
+    *work = arenas[0].peak;
+    *host = arenas[1].peak;
+    *lists = arenas[2].peak;
+    return fits;
 }
 
-static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
-    xd_arena plan = xd_arena_over(NULL, 0), host_plan = plan, work, host = plan;
+XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
+    size_t work, host, lists, bytes = desc->workspace_bytes;
     void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
-    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
+    xd_arena arenas[3];
+    xdi_xtoken_arenas a;
+    XD_REQUIRE(x->ctx, xdi_xtoken_plan(x, &work, &host, &lists), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
     if (x->on_device) {
-        x->memory = xd_allocate(x->ctx, host_plan.peak);
-        XD_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
-        host = xd_arena_over(x->memory, host_plan.peak);
+        x->host_memory = xd_allocate(x->ctx, host + 1);
+        x->list_memory = xd_allocate(x->ctx, lists + 1);
+        XD_REQUIRE(x->ctx, x->host_memory && x->list_memory, XD_ERROR_MEMORY,
+                   "no room for lists of %zu bytes", host + lists);
     }
     if (!memory) {
-        bytes = plan.peak;
-        if (x->on_device)
-            memory = x->device.memory = x->device.kernels->memory.allocate(x->ctx, bytes);
-        else
-            memory = x->memory = xd_allocate(x->ctx, bytes);
+        memory = x->work_memory = x->kernels->memory.allocate(x->ctx, bytes = work);
         XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
-    work = xd_arena_over(memory, bytes);
-    XD_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
-               "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
+    arenas[0] = xd_arena_over(memory, bytes);
+    arenas[1] = xd_arena_over(x->host_memory, host);
+    arenas[2] = xd_arena_over(x->list_memory, lists);
+    a.work = &arenas[0];
+    a.host = x->on_device ? &arenas[1] : a.work;
+    a.lists = x->on_device ? &arenas[2] : a.work;
+    a.fits = true;
+    XD_REQUIRE(x->ctx, xdi_layout_all(x, &a), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, work);
     return XD_OK;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
-static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    XD_TRY(xdi_xtoken_validate(ctx, &d));
-    xdi_xtoken_open(x, ctx, &d);
-    XD_TRY(xdi_xtoken_provide(x, desc));
-    for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
-    return x->on_device ? xdi_xtoken_device_open(x) : XD_OK;
-}
-
-/* ---- rows ---- */
-
-/* Does the row count, and how much? A label outside the vocabulary is found here. */
-static double xdi_xtoken_row_weight(xdi_xtoken *x, int64_t row) {
-    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
-    if (!x->d.labels) return weight;
-    const int64_t label = x->d.labels[row];
-    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
-    if (label >= 0 && label < x->vocab.size) return weight;
-    if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
-        x->found.first_row = row;
-        x->found.first_value = (double)label;
-    }
-    return 0.0;
-}
-
-/* log-sum-exp of every row. In INVARIANT mode relative to the whole row's maximum, so that the terms are
- * those of one rank. */
-static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, int64_t *argmax) {
-    const xd_rows *z = &x->d.student;
-    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
-    if (!x->fixed) return XD_OK;
-    for (int64_t row = 0; row < z->rows; row++) {
-        lse[row] = -INFINITY;
-        for (int64_t v = 0; v < x->columns; v++)
-            if (!(xdi_loss_load(z, row, v) / temperature <= lse[row]))
-                lse[row] = xdi_loss_load(z, row, v) / temperature;
-    }
-    if (x->vocab.tp) XD_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
-    xdi_xtoken_zero(x, x->row_sums, z->rows);
-    for (int64_t row = 0; row < z->rows; row++)
-        for (int64_t v = 0; v < x->columns; v++)
-            xdi_xtoken_add(x, x->row_sums, row, exp(xdi_loss_load(z, row, v) / temperature - lse[row]));
-    XD_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
-    for (int64_t row = 0; row < z->rows; row++) lse[row] += log(x->row_sums[row]);
-    return XD_OK;
-}
-
-/* Statistics of the student's rows, and the log-probabilities of their labels. */
-static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
-    const xd_xtoken_desc *d = &x->d;
-    XD_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
-    if (!d->labels) return XD_OK;
-    if (d->temperature == 1.0)
-        memcpy(x->lse_one, x->lse, (size_t)d->student.rows * sizeof *x->lse);
-    else
-        XD_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
-    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
-    for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->lse_one[row];
-    return XD_OK;
-}
-
-/* Which rows count, and by how much their cross entropy does. */
-static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
-    const xd_xtoken_desc *d = &x->d;
-    XD_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
-    for (int64_t row = 0; row < d->student.rows; row++) {
-        const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
-        x->ce_factor[row] = 0.0;
-        if (!d->labels || weight == 0.0) continue;
-        if (isfinite(x->log_probs[row]))
-            x->ce_factor[row] = weight;
-        else
-            xdi_xtoken_found(x, row, x->log_probs[row]);
-    }
-    return XD_OK;
-}
-
-/* What rows add to the sums. */
-static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
-    for (int64_t row = 0; row < x->d.student.rows; row++) {
-        const double weight = x->row_weight[row];
-        const bool right = x->d.labels && x->argmax[row] == x->d.labels[row];
-        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_TOKENS, weight);
-        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
-        if (x->ce_factor[row] != 0.0) xdi_xtoken_add(x, x->sums, XDI_XTOKEN_CE, -weight * x->log_probs[row]);
-    }
-}
-
-/* ---- denominators and scores ---- */
-
-/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
-static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
-                                   x->d.sequence_comm };
-    const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
-                                   x->d.sequence_comm };
-    if (t->kind == XD_XTOKEN_SAME) return XD_OK;
-    XD_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    XD_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
-    return t->kind == XD_XTOKEN_LIKELIHOOD ? XD_OK : xdi_xtoken_share(x, term);
-}
-
-/* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
-static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t cell) {
-    if (term->teacher->kind == XD_XTOKEN_SAME || !x->owner) return;
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t c = 0; c < term->teacher->chunks; c++)
-            if (xdi_xtoken_counts(x, term, b, c))
-                xdi_xtoken_add(x, x->sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
-}
-
-static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
-    if (term->teacher->kind == XD_XTOKEN_SAME) return x->token_denominator;
-    if (term->teacher->denominator_value > 0.0) return term->teacher->denominator_value;
-    return x->d.compat && counted < 1.0 ? 1.0 : counted;
-}
-
-/* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
-static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
-    const int n = x->d.teacher_count;
-    const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
-    double all = 0.0;
-    xdi_xtoken_zero(x, x->sums, 1 + 3 * n);
-    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_add(x, x->sums, 0, x->row_weight[row]);
-    for (int i = 0; i < n; i++) {
-        XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
-        xdi_xtoken_count(x, &x->terms[i], 1 + i);
-        if (score != XD_XTOKEN_SCORE_NONE)
-            XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
-    }
-    XD_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
-    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
-    for (int i = 0; i < n; i++) {
-        x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->sums[1 + i]);
-        all += x->sums[1 + i];
-    }
-    if (all == 0.0 && x->sums[0] == 0.0) x->found.nothing_counted = 1;
-    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
-        x->ce_factor[row] /= x->token_denominator;
-    xdi_xtoken_weigh(x, x->sums + 1 + n);
-    return XD_OK;
-}
-
-/* ---- passes ---- */
-
-static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
-    x->write = write;
-    x->found = x->found_in_rows;
-    memset(x->written, 0, (size_t)x->d.student.rows);
-    xdi_xtoken_zero(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
-    xdi_xtoken_add_rows(x);
-    if (x->on_device) return xdi_xtoken_device_pass(x);
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        xdi_xtoken_term *term = &x->terms[i];
-        if (!term->active) continue;
-        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XD_TRY(xdi_xtoken_projected(x, term));
-        if (term->teacher->kind == XD_XTOKEN_GOLD) XD_TRY(xdi_xtoken_gold(x, term));
-        if (term->teacher->kind == XD_XTOKEN_SAME) XD_TRY(xdi_xtoken_same(x, term));
-        if (term->teacher->kind == XD_XTOKEN_CACHED) XD_TRY(xdi_xtoken_cached(x, term));
-        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XD_TRY(xdi_xtoken_likelihood(x, term));
-    }
-    for (int64_t row = 0; row < x->d.student.rows && write; row++)
-        if (!x->written[row]) XD_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
-    return XD_OK;
-}
-
-/* Where several ranks found something, all name what the first of them did. */
-static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
-    xd_comm *comm = x->d.comm;
-    const bool any = x->sums[XDI_XTOKEN_LABEL] != 0.0 || x->sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
-    const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
-    if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
-    int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
-    double named[2] = { (double)x->found.first_row, x->found.first_value };
-    XD_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
-    XD_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
-    x->found.first_row = (int64_t)named[0];
-    x->found.first_value = named[1];
-    return XD_OK;
-}
-
-/* The sums of a pass over all of comm. */
-static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
-    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
-    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XD_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm, NULL));
-    return xdi_xtoken_agree_found(x);
-}
-
-static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {
-    const xdi_xtoken_term *term = &x->terms[index];
-    const double *one = x->sums + term->cell;
-    xd_xtoken_teacher_values v;
-    v.kd = (one[XDI_XTOKEN_DIVERGENCE] + one[XDI_XTOKEN_TAIL]) * xdi_xtoken_scale(x, term);
-    v.weight = term->weight;
-    v.divergence = one[XDI_XTOKEN_DIVERGENCE];
-    v.tail = one[XDI_XTOKEN_TAIL];
-    v.denominator = term->denominator;
-    v.agreeing = one[XDI_XTOKEN_AGREEING];
-    v.compared = one[XDI_XTOKEN_COMPARED];
-    return v;
-}
-
-static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
-    xd_xtoken_values v;
-    memset(&v, 0, sizeof v);
-    for (int i = 0; i < x->d.teacher_count; i++)
-        v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
-    v.ce = x->token_denominator > 0.0 ? x->sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
-    v.kd_weight = x->kd_weight;
-    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
-    v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
-    v.right = x->sums[XDI_XTOKEN_RIGHT];
-    v.tokens = x->sums[XDI_XTOKEN_TOKENS];
-    v.token_denominator = x->token_denominator;
-    v.selected = x->selected;
-    return v;
-}
-
-/* Adds what was found to the caller's status, or makes an error of it. */
-static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
-    xd_status found = x->found, *status = x->d.status;
-    found.label_out_of_range = (int64_t)x->sums[XDI_XTOKEN_LABEL];
-    found.not_finite = (int64_t)x->sums[XDI_XTOKEN_NOT_FINITE];
-    if (!status) return xd_status_check(x->ctx, &found);
-    if (status->label_out_of_range == 0 && status->not_finite == 0) {
-        status->first_row = found.first_row;
-        status->first_value = found.first_value;
-    }
-    status->label_out_of_range += found.label_out_of_range;
-    status->not_finite += found.not_finite;
-    status->nothing_counted += found.nothing_counted;
-    return XD_OK;
-}
-
-static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
-    const bool write = x->d.gradient.data != NULL;
-    xd_xtoken_values values;
-    XD_TRY(xdi_xtoken_rows(x));
-    XD_TRY(xdi_xtoken_denominators(x));
-    if (x->on_device) XD_TRY(xdi_xtoken_device_begin(x));
-    x->found_in_rows = x->found;
-    if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
-    XD_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
-    XD_TRY(xdi_xtoken_finish(x));
-    values = xdi_xtoken_result(x);
-    if (x->d.balance) {
-        x->kd_weight = values.balance;
-        if (write) XD_TRY(xdi_xtoken_pass(x, true));
-        if (write) XD_TRY(xdi_xtoken_finish(x));
-        values = xdi_xtoken_result(x);
-    }
-    XD_TRY(xdi_xtoken_report(x));
-    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
-        x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
-    *out = values;
-    return XD_OK;
-}
-
-/* Are the sizes such that the workspace can be computed? */
-static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
-    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
-        return false;
-    if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
-    for (int i = 0; i < d->teacher_count; i++)
-        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX || d->teachers[i].logits.rows < 0)
-            return false;
-    return d->teacher_count > 0;
-}
-
-XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
-    xdi_xtoken x;
-    xd_arena work = xd_arena_over(NULL, 0), host = work;
-    if (!xdi_xtoken_is_sized(desc)) return 0;
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
-    return xdi_xtoken_layout(&x, &work, &host) ? work.peak : 0;
-}
-
-XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
-    xdi_xtoken x;
-    memset(&x, 0, sizeof x);
-    xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
-    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
-                             desc->comm ? desc->comm : desc->sequence_comm, result);
-    if (result == XD_OK) result = xdi_xtoken_run(&x, out);
-    if (x.on_device) xdi_xtoken_device_close(&x, result);
-    xd_release(ctx, x.memory);
-    return result;
-}
-
-/* >>xtoken/projected.c */
-
-/* PROJECTED: the student's probabilities through a matrix, in chosen columns of the teacher. */
-
-#include <math.h>
-#include <string.h>
-
-static int64_t xdi_projected_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_tile *tile) {
-    return xdi_xtoken_tile_rows(term, &term->student_rows, tile, x->rows, x->places);
-}
-
-/* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
-static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
-    const int64_t count = tile->count * term->k;
-    xdi_xtoken_zero(x, x->student, count);
-    xdi_xtoken_zero(x, x->teacher, count);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = tile->count;
-    a.matrix = x->matrix;
-    a.k = term->k;
-    a.cells = x->student;
-    XD_TRY(x->kernels.project(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(x, term,
-                                xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
-    a.place_count = tile->count;
-    XD_TRY(x->kernels.target(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
-    return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
-}
-
-XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                               int64_t c) {
-    const int64_t at = b * term->teacher->chunks + c;
-    xd_xtoken_chunk chunk;
-    memset(&chunk, 0, sizeof chunk);
-    chunk.compared = xdi_xtoken_looks(x, term, b, c);
-    chunk.student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk.teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
-    return chunk;
-}
-
-XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
-    const double weight = xdi_xtoken_weight(x, term, b, c);
-    const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-}
-
-/* Keeps those of the first `count` rows whose chunk has a gradient; of chunks of several positions alone, or
- * of all. */
-static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        if (chunk->largest == 0.0 || (several && chunk->student < 1.5)) continue;
-        x->rows[kept] = x->rows[i];
-        x->places[kept++] = x->places[i];
-    }
-    return kept;
-}
-
-/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
-static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_xtoken_tile *tile) {
-    double *delta = x->row_sums;
-    int64_t next = 0;
-    xd_xtoken_args a =
-        xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->count;
-    a.matrix = x->matrix;
-    a.k = term->k;
-    a.student = x->student;
-    a.chunks = x->chunks;
-    a.cells = x->row_delta;
-    xdi_xtoken_zero(x, x->row_delta, a.count);
-    if (a.count > 0) XD_TRY(x->kernels.delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
-    a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
-    for (int64_t i = 0; i < a.count; i++) {
-        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        delta[i] = chunk->student < 1.5 ? chunk->delta : x->row_delta[next++] * chunk->largest;
-    }
-    a.delta = delta;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
-    const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
-    XD_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->count;
-    a.k = term->k;
-    a.student = x->student;
-    a.teacher = x->teacher;
-    a.chunks = x->chunks;
-    a.normalise = !x->d.compat;
-    a.reverse = x->d.reverse;
-    XD_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t i = 0; i < tile->count; i++)
-        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
-    return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
-}
-
-/* J as it was given, and behind it where its columns are in the rows. */
-static void xdi_projected_given(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    memcpy(x->ids, term->teacher->column_ids + b * term->k, (size_t)term->k * sizeof *x->ids);
-    for (int64_t j = 0; j < term->k; j++) x->ids[term->k + j] = j;
-}
-
-/* J of sequence b, and the projection in it. */
-static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    if (term->teacher->column_ids)
-        xdi_projected_given(x, term, b);
-    else
-        XD_TRY(xdi_xtoken_choose(x, term, b));
-    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
-                            x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
-    x->matrix.columns = x->columns;
-    x->matrix.k = term->k;
-    x->matrix.begin = x->row_begin;
-    x->matrix.student = x->entry_student;
-    x->matrix.slot = x->entry_slot;
-    x->matrix.weight = x->entry_weight;
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            XD_TRY(xdi_projected_run(x, term, &tile));
-        }
-    }
-    return XD_OK;
-}
-
-/* >>xtoken/device.c */
-
-/* A call on a device, and PROJECTED and LIKELIHOOD there. What lists decide is settled on the host first: the rows of
- * every tile, the chunks' sizes and weights, who has a say in J, everything about likelihoods. One copy brings all of
- * it; then the device runs tile after tile without the host; then the chunks come back with their divergences. The
- * host waits for that, and before it, where there are labels, for the statistics of rows. */
-
-#include <string.h>
-
-/* ---- memory ---- */
-
-/* What comes back of a teacher: chunks, or positions; LIKELIHOOD is the host's. */
-static int64_t xdi_staged_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return 0;
-    return t->kind == XD_XTOKEN_SAME ? d->student.rows : d->sequences * t->chunks;
-}
-
-/* Rows of the teacher, and what it has instead of a choice, or for it. */
-static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teacher *t, int64_t firsts,
-                                     xdi_xtoken_lists *l, xd_arena *arena, bool *fits) {
-    const int64_t k = xdi_xtoken_columns(&x->d, t, x->vocab.size), rows = t->logits.rows;
-    const bool same = t->kind == XD_XTOKEN_SAME, gold = t->kind == XD_XTOKEN_GOLD;
-    int64_t ids = t->column_ids ? x->d.sequences * 2 * k : 0;
-    if (same) ids = k == x->vocab.size ? k : 0;
-    l->teacher_first = (int64_t *)xdi_arena_array(arena, same ? 0 : firsts, sizeof(int64_t), fits);
-    l->teacher_rows = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->teacher_places = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->ids = (int64_t *)xdi_arena_array(arena, ids, sizeof(int64_t), fits);
-    l->mask = (uint8_t *)xdi_arena_array(arena, gold ? 0 : rows, 1, fits);
-    if (!gold || !t->map) return;
-    l->pair = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->other = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->rest = (int32_t *)xdi_arena_array(arena, t->map->student_rest_count, sizeof(int32_t), fits);
-    l->other_rest = (int32_t *)xdi_arena_array(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
-}
-
-/* The lists of one teacher but for its chunks. */
-static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
-    const xd_xtoken_desc *d = &x->d;
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t tile = xdi_xtoken_tile_size(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
-    const int64_t tiles =
-        d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_most_tiles(t->chunks, tile));
-    xdi_xtoken_lists l;
-    memset(&l, 0, sizeof l);
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
-        xdi_likelihood_layout_lists(x, &l.likelihood, arena, fits);
-    } else {
-        l.first = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), fits);
-        l.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
-        l.places = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
-        if (t->kind != XD_XTOKEN_CACHED) xdi_staged_teacher_lists(x, t, tiles + 1, &l, arena, fits);
-    }
-    if (x->device.lists) x->device.lists[index] = l;
-}
-
-/* Blocks of LIKELIHOOD that are no lists: sums and moments. */
-static void xdi_staged_layout_likelihood(xdi_xtoken *x, int index, xd_arena *host, xd_arena *device,
-                                         bool *fits) {
-    const xd_xtoken_teacher *t = &x->d.teachers[index];
-    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
-    xdi_likelihood plan, *h = x->device.lists ? &x->device.lists[index].likelihood : &plan;
-    if (t->kind != XD_XTOKEN_LIKELIHOOD) return;
-    xdi_likelihood_layout_work(x, t, h, host, fits);
-    double *moments = (double *)xdi_arena_array(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
-    if (x->device.lists) x->device.lists[index].moments = moments;
-}
-
-static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *arena, bool *fits) {
-    const xd_xtoken_desc *d = &x->d;
-    xdi_xtoken_device *v = &x->device;
-    size_t first = 0, chunks = 0, end = 0;
-    v->lists = (xdi_xtoken_lists *)xdi_arena_array(arena, d->teacher_count, sizeof *v->lists, fits);
-    *fits = *fits && xd_arena_take(arena, 0, &first);
-    x->ce_factor = (double *)xdi_arena_array(arena, d->student.rows, sizeof(double), fits);
-    v->rest = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
-    v->all_rows = (int64_t *)xdi_arena_array(arena, s->teachers, sizeof(int64_t), fits);
-    for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
-    *fits = *fits && xd_arena_take(arena, 0, &chunks);
-    for (int i = 0; i < d->teacher_count; i++) {
-        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_arena_array(
-            arena, xdi_staged_chunks(d, &d->teachers[i]), sizeof *all, fits);
-        if (v->lists) v->lists[i].chunks = all;
-    }
-    *fits = *fits && xd_arena_take(arena, 0, &end);
-    v->here = arena->base ? arena->base + first : NULL;
-    v->list_bytes = end - first;
-    v->chunk_bytes = end - chunks;
-}
-
-static void xdi_staged_layout_gold(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *device, bool *fits) {
-    const int64_t all = x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0;
-    x->u = (float *)xdi_arena_array(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
-    x->tails = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_arena_array(device, all, sizeof(double), fits);
-    x->other_tail = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_arena_array(device, 2 * s->tail, sizeof(int64_t), fits);
-    x->scratch = (float *)xdi_arena_array(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
-    x->device.merged = (double *)xdi_arena_array(device, 2, sizeof(double), fits);
-}
-
-/* Cells of the student, of the teacher and of rows lie behind each other, to be zeroed at once. */
-XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
-                                         xd_arena *device) {
-    const int64_t rows = x->d.student.rows;
-    xdi_xtoken_device *v = &x->device;
-    bool fits = true;
-    xdi_staged_layout_host(x, s, host, &fits);
-    v->there = (unsigned char *)xdi_arena_array(device, (int64_t)v->list_bytes, 1, &fits);
-    v->written = (uint8_t *)xdi_arena_array(device, rows, 1, &fits);
-    v->labels = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
-    v->argmax = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
-    v->log_probs = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
-    v->maxima = (float *)xdi_arena_array(device, s->slots, sizeof(float), &fits);
-    v->values = (double *)xdi_arena_array(device, s->ids, sizeof(double), &fits);
-    v->settled =
-        (double *)xdi_arena_array(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
-    v->delta = (double *)xdi_arena_array(device, x->held, sizeof(double), &fits);
-    v->moments = (double *)xdi_arena_array(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    v->teacher_labels = (int64_t *)xdi_arena_array(device, s->teachers, sizeof(int64_t), &fits);
-    x->moments = (double *)xdi_arena_array(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    x->lse = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
-    x->lse_one = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
-    x->ids = (int64_t *)xdi_arena_array(device, s->ids, sizeof(int64_t), &fits);
-    x->slots = (int32_t *)xdi_arena_array(device, s->slots, sizeof(int32_t), &fits);
-    xdi_staged_layout_gold(x, s, device, &fits);
-    for (int i = 0; i < x->d.teacher_count; i++) xdi_staged_layout_likelihood(x, i, host, device, &fits);
-    const int64_t cells = s->student + s->teacher + x->held + 2;
-    x->student = (double *)xdi_arena_array(device, cells > rows ? cells : rows,
-                                           x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
-    return fits;
-}
-
-XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
-    return x->device.there + ((const unsigned char *)list - x->device.here);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        xdi_xtoken_lists *l = &x->device.lists[i];
-        const xd_xtoken_kind kind = x->d.teachers[i].kind;
-        if (!x->d.teachers[i].projection || (kind != XD_XTOKEN_PROJECTED && kind != XD_XTOKEN_CACHED))
-            continue;
-        l->projection = *x->d.teachers[i].projection;
-        if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
-        XD_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
-        l->projection = l->copied;
-    }
-    return XD_OK;
-}
-
-/* Behind a failure the device may still read what was launched. */
-XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
-    const xd_device_ops memory = x->device.kernels->memory;
-    if (result != XD_OK) memory.synchronize(&x->launch);
-    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
-        xd_projection_unload(x->ctx, &x->device.lists[i].copied);
-        xdi_xtoken_device_cached_close(x, &x->device.lists[i]);
-    }
-    memory.release(x->ctx, x->device.memory);
-}
-
-static xd_result xdi_staged_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
-                                 xd_copy_kind kind) {
-    return x->device.kernels->memory.copy(&x->launch, to, from, bytes, kind);
-}
-
-/* ---- statistics of rows ---- */
-
-XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
-                                                 const int64_t *places, int64_t count) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
-    a.rows = (const int64_t *)xdi_xtoken_there(x, rows);
-    a.places = (const int64_t *)xdi_xtoken_there(x, places);
-    if (a.ce_factor) a.ce_factor = (const double *)xdi_xtoken_there(x, x->ce_factor);
-    if (a.labels) a.labels = x->device.labels;
-    a.written = x->device.written;
-    return a;
-}
-
-/* In INVARIANT mode relative to the whole row's maximum, as on a CPU. */
-static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) {
-    const xd_rows *z = &x->d.student;
-    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
-    if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.temperature = temperature;
-    a.row_lse = lse;
-    a.cells = x->student;
-    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
-    XD_TRY(x->kernels.row_sums(&x->launch, &a));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
-    return x->kernels.row_logs(&x->launch, &a);
-}
-
-/* Starts the moments of all rows of a teacher; `a` says which, its labels are the host's. */
-static xd_result xdi_staged_moments(const xdi_xtoken *x, const xd_xtoken_args *a) {
-    const xdi_xtoken_device *v = &x->device;
-    const size_t rows = (size_t)a->logits.rows;
-    xd_xtoken_args all = *a;
-    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
-    all.count = a->logits.rows;
-    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
-    XD_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
-                           XD_COPY_TO_DEVICE));
-    if (a->labels) {
-        all.labels = v->teacher_labels;
-        XD_TRY(xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
-    }
-    return x->kernels.moments(&x->launch, &all);
-}
-
-/* Those of LIKELIHOOD, on their way to the host. */
-static xd_result xdi_staged_likelihoods(const xdi_xtoken *x) {
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        const xdi_xtoken_lists *l = &x->device.lists[i];
-        const xd_xtoken_teacher *t = x->terms[i].teacher;
-        if (t->kind != XD_XTOKEN_LIKELIHOOD || !xdi_xtoken_reads_logits(t)) continue;
-        xd_xtoken_args a = xdi_xtoken_teacher_args(x, &x->terms[i], 0);
-        a.labels = t->labels;
-        a.moments = l->moments;
-        XD_TRY(xdi_staged_moments(x, &a));
-        XD_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
-                               (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
-                               XD_COPY_TO_HOST));
-    }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
-    const xd_xtoken_desc *d = &x->d;
-    const size_t bytes = (size_t)d->student.rows * 8;
-    xdi_xtoken_device *v = &x->device;
-    XD_TRY(xdi_staged_lse(x, d->temperature, x->lse));
-    if (!d->labels) return XD_OK;
-    XD_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
-    XD_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
-    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
-    XD_TRY(xdi_staged_likelihoods(x));
-    XD_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
-    XD_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
-    XD_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
-    for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->row_sums[row];
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a,
-                                               double *moments) {
-    xd_xtoken_args there = *a;
-    there.moments = x->device.moments;
-    XD_TRY(xdi_staged_moments(x, &there));
-    return xd_read(x->ctx, moments, there.moments,
-                   (size_t)a->logits.rows * XD_XTOKEN_MOMENTS * sizeof *moments);
-}
-
-/* ---- lists ---- */
-
-XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
-                                       int64_t *places) {
-    int64_t index = 0;
-    first[0] = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            const int64_t at = first[index];
-            first[index + 1] = at + xdi_xtoken_tile_rows(term, side, &tile, rows + at, places + at);
-        }
-}
-
-XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                                     const xdi_xtoken_tile *tile) {
-    return l->chunks + tile->b * term->teacher->chunks + tile->first;
-}
-
-static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *ids = t->column_ids;
-    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
-    xdi_xtoken_device_rows(x, term, &term->teacher_rows, l->teacher_first, l->teacher_rows,
-                           l->teacher_places);
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        for (int64_t j = 0; j < term->k && ids; j++) {
-            l->ids[2 * b * term->k + j] = ids[b * term->k + j];
-            l->ids[(2 * b + 1) * term->k + j] = j;
-        }
-        for (int64_t at = b * t->chunks; at < b * t->chunks + term->listed[b]; at++)
-            l->chunks[at] = xdi_projected_chunk(x, term, b, term->order[at]);
-        if (t->kind == XD_XTOKEN_PROJECTED) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
-    }
-    if (t->kind == XD_XTOKEN_GOLD) {
-        memcpy(l->pair, t->map->student, (size_t)t->map->pairs * sizeof *l->pair);
-        memcpy(l->other, t->map->teacher, (size_t)t->map->pairs * sizeof *l->other);
-        memcpy(l->rest, t->map->student_rest, (size_t)t->map->student_rest_count * sizeof *l->rest);
-        memcpy(l->other_rest, t->map->teacher_rest,
-               (size_t)t->map->teacher_rest_count * sizeof *l->other_rest);
-    }
-}
-
-/* The lists of a teacher; the rows that it looks at are marked. */
-static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
-    const xd_xtoken_teacher *t = term->teacher;
-    int64_t tiles = 0;
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
-        XD_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
-        for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
-        return XD_OK;
-    }
-    if (t->kind == XD_XTOKEN_SAME) {
-        xdi_xtoken_device_same_fill(x, term, l);
-    } else if (t->kind == XD_XTOKEN_CACHED) {
-        xdi_xtoken_device_cached_fill(x, term, l);
-    } else {
-        xdi_staged_fill_chunks(x, term, l);
-    }
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        tiles += t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_tiles(term, b);
-    for (int64_t i = 0; i < l->first[tiles]; i++) x->written[l->rows[i]] = 1;
-    return XD_OK;
-}
-
-/* ---- tiles ---- */
-
-XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l, int64_t size, int64_t b) {
-    const xd_kernels *kernels = x->device.kernels;
-    const xd_rows *y = &term->teacher->logits;
-    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
-    xd_rows rows = *y;
-    xd_select_args a;
-    if (!x->d.compat) rows.rows = term->held;
-    if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
-    if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XD_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
-                             XD_MAX));
-    memset(&a, 0, sizeof a);
-    a.logits.data = x->device.maxima;
-    a.logits.dtype = XD_DTYPE_F32;
-    a.logits.rows = 1;
-    a.logits.cols = a.columns = size;
-    a.k = term->k;
-    a.values = x->device.values;
-    a.ids = x->ids;
-    XD_TRY(kernels->topk.select(&x->launch, &a));
-    return kernels->rows.sort_ids(&x->launch, x->ids, term->k);
-}
-
-/* J, and where every teacher id is in it. */
-static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                    int64_t b, const int64_t **ids, const int64_t **in_rows) {
-    const xd_projection *m = &l->projection;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    if (term->teacher->column_ids) {
-        *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
-        *in_rows = *ids + term->k;
-    } else {
-        XD_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
-        *ids = *in_rows = x->ids;
-    }
-    a.ids = *ids;
-    a.k = term->k;
-    a.columns = m->teacher_size;
-    a.slots = x->slots;
-    x->matrix.columns = x->columns;
-    x->matrix.k = term->k;
-    x->matrix.begin = m->row_begin + x->vocab.begin;
-    x->matrix.slot = m->teacher_id;
-    x->matrix.weight = m->weight;
-    x->matrix.places = x->slots;
-    x->matrix.column_begin = m->column_begin;
-    x->matrix.column_student = m->student_id;
-    x->matrix.column_weight = m->column_weight;
-    return x->kernels.slots(&x->launch, &a);
-}
-
-/* A tile of a term: its rows on both sides, its chunks, and its cells. */
-typedef struct xdi_staged_tile {
-    xd_xtoken_args student, teacher;
-    double *row_cells;
-    xd_comm *comm;
-} xdi_staged_tile;
-
-/* Tile `index` of all. */
-static xdi_staged_tile xdi_staged_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
-                                          int64_t index) {
-    const int64_t places = tile->count;
-    const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
-    xdi_staged_tile w;
-    w.comm = tile->comm;
-    w.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
-    w.student.place_count = places;
-    w.student.matrix = x->matrix;
-    w.student.k = term->k;
-    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
-    w.student.cells = x->student;
-    w.student.normalise = !x->d.compat;
-    w.student.reverse = x->d.reverse;
-    w.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
-                                       l->teacher_first[index + 1] - teacher_at);
-    w.teacher.place_count = places;
-    w.teacher.logits = term->teacher->logits;
-    w.teacher.columns = term->vocabulary;
-    w.teacher.lse = NULL;
-    w.teacher.k = term->k;
-    w.teacher.cells = x->student + wide * places * term->k;
-    w.row_cells = w.teacher.cells + wide * places * term->k;
-    return w;
-}
-
-/* Sums of the tile over all ranks, as doubles. */
-static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
-    const int64_t count = w->student.place_count * w->student.k;
-    const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
-                                  (const char *)x->student);
-    XD_TRY(x->device.kernels->memory.fill(&x->launch, x->student, 0, bytes));
-    XD_TRY(x->kernels.project(&x->launch, &w->student));
-    XD_TRY(x->kernels.target(&x->launch, &w->teacher));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
-    XD_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
-    w->student.student = x->fixed ? x->device.settled : w->student.cells;
-    w->student.teacher = w->student.student + count;
-    if (!x->fixed) return XD_OK;
-    xd_xtoken_args a = w->student;
-    a.count = 2 * count;
-    a.out = x->device.settled;
-    return x->kernels.settle(&x->launch, &a);
-}
-
-static xd_result xdi_staged_gradient(const xdi_xtoken *x, const xdi_staged_tile *w) {
-    xd_xtoken_args a = w->student;
-    a.cells = w->row_cells;
-    XD_TRY(x->kernels.delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
-    a.out = x->device.delta;
-    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
-    a.delta = a.out;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l) {
-    const int64_t *ids = NULL, *in_rows = NULL;
-    int64_t index = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XD_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, &tile, index);
-            w.student.ids = ids;
-            w.teacher.ids = in_rows;
-            XD_TRY(xdi_staged_sums(x, &w));
-            XD_TRY(x->kernels.divergence(&x->launch, &w.student));
-            if (x->write) XD_TRY(xdi_staged_gradient(x, &w));
-        }
-    }
-    return XD_OK;
-}
-
-/* ---- a pass ---- */
-
-/* The divergences of all chunks, and what they add to the sums. */
-static xd_result xdi_staged_take_home(xdi_xtoken *x) {
-    const size_t skip = x->device.list_bytes - x->device.chunk_bytes;
-    XD_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        const xdi_xtoken_term *term = &x->terms[i];
-        const xdi_xtoken_lists *l = &x->device.lists[i];
-        const xd_xtoken_teacher *t = term->teacher;
-        if (!term->active) continue;
-        if (t->kind == XD_XTOKEN_SAME) { /* of rows that count */
-            for (int64_t c = 0; c < l->first[x->d.sequences]; c++)
-                xdi_same_add_chunk(x, term, &l->chunks[c], l->rows[c]);
-            continue;
-        }
-        for (int64_t at = 0; at < xdi_staged_chunks(&x->d, t); at++) {
-            const int64_t b = at / t->chunks;
-            if (at % t->chunks >= term->listed[b]) continue;
-            if (t->kind == XD_XTOKEN_GOLD)
-                xdi_gold_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
-            else
-                xdi_projected_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
-        }
-    }
-    return XD_OK;
-}
-
-/* dz += slope (onehot(label) - p), p at temperature 1: the only part of LIKELIHOOD that is the device's. */
-static xd_result xdi_staged_likelihood(const xdi_xtoken *x, const xdi_xtoken_lists *l) {
-    const xdi_likelihood *h = &l->likelihood;
-    xd_xtoken_args a = xdi_xtoken_device_args(x, h->rows, h->rows, h->count);
-    a.slopes = (const double *)xdi_xtoken_there(x, h->slopes);
-    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
-}
-
-static xd_result xdi_staged_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l) {
-    switch (term->teacher->kind) {
-    case XD_XTOKEN_GOLD: return xdi_xtoken_device_gold(x, term, l);
-    case XD_XTOKEN_SAME: return xdi_xtoken_device_same(x, term, l);
-    case XD_XTOKEN_CACHED: return xdi_xtoken_device_cached(x, term, l);
-    case XD_XTOKEN_LIKELIHOOD: return xdi_staged_likelihood(x, l);
-    default: return xdi_staged_term(x, term, l);
-    }
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x) {
-    for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active && x->terms[i].teacher->kind == XD_XTOKEN_CACHED)
-            XD_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
-    xdi_xtoken_device *v = &x->device;
-    int64_t rest = 0;
-    for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XD_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
-    for (int64_t row = 0; row < x->d.student.rows; row++)
-        if (!x->written[row]) v->rest[rest++] = row;
-    XD_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
-    XD_TRY(v->kernels->memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
-    for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) XD_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
-    if (x->write) {
-        const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
-        XD_TRY(x->kernels.gradient(&x->launch, &a));
-    }
-    return xdi_staged_take_home(x);
-}
-
-/* >>xtoken/device_gold.c */
-
-/* GOLD on a device: chunk after chunk, each in some twenty launches, without the host. */
-
-#include <string.h>
-
-/* One chunk: its rows on both sides, and where its sums are. */
-typedef struct xdi_staged_gold {
-    xd_xtoken_args student, teacher;
-    xd_xtoken_chunk *chunk; /* in the lists */
-    xd_comm *comm;          /* of its rows; NULL: they are all here */
-    const double *means, *others;
-    double *sums; /* cells [2]: the KL of the pairs, and the sum of its derivatives */
-    int64_t tail;
-} xdi_staged_gold;
-
-/* Tile `index` of all. */
-static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
-                                          int64_t index) {
-    const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
-    xdi_staged_gold g;
-    g.chunk = xdi_xtoken_device_chunks(term, l, tile);
-    g.comm = tile->comm;
-    g.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
-    g.student.cells = x->student;
-    g.student.scale = 1.0 / g.chunk->student;
-    g.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
-                                       l->teacher_first[index + 1] - teacher_at);
-    g.teacher.logits = term->teacher->logits;
-    g.teacher.columns = term->vocabulary;
-    g.teacher.lse = NULL;
-    g.teacher.cells = x->student + wide * x->columns;
-    g.teacher.scale = 1.0 / g.chunk->teacher;
-    g.sums = g.teacher.cells + wide * term->vocabulary;
-    g.means = x->fixed ? x->device.settled : g.student.cells;
-    g.others = g.means + x->columns;
-    g.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-    return g;
-}
-
-static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gold *g) {
-    const int64_t count = g->student.columns + g->teacher.columns;
-    xd_xtoken_args a = g->student;
-    XD_TRY(x->kernels.log_probs(&x->launch, &g->student));
-    XD_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
-    XD_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
-    if (!x->fixed) return XD_OK;
-    a.count = count;
-    a.out = x->device.settled;
-    return x->kernels.settle(&x->launch, &a);
-}
-
-/* The KL of the pairs, by x->u its derivative, and this shard's likeliest in x->tails. */
-static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
-    xd_xtoken_args a = g->student;
-    a.cells = g->sums;
-    a.means = g->means;
-    a.others = g->others;
-    a.pair = (const int32_t *)xdi_xtoken_there(x, l->pair);
-    a.other = (const int32_t *)xdi_xtoken_there(x, l->other);
-    a.pairs = term->teacher->map->pairs;
-    a.reverse = x->d.reverse;
-    a.slope = x->u;
-    a.best = x->tails;
-    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    XD_TRY(x->device.kernels->memory.fill(&x->launch, g->sums, 0, 2 * cell));
-    return x->kernels.pair(&x->launch, &a);
-}
-
-static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
-    return xdi_gold_tails(x, term, g->tail, g->means, g->others,
-                          (const int32_t *)xdi_xtoken_there(x, l->rest),
-                          (const int32_t *)xdi_xtoken_there(x, l->other_rest));
-}
-
-/* The chunk's results, and its gradient. */
-static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_staged_gold *g) {
-    xd_xtoken_args a = g->student;
-    a.cells = g->sums + (x->fixed ? 2 : 1);
-    a.u = x->u;
-    a.scale = g->chunk->factor / x->d.temperature;
-    XD_TRY(x->kernels.total(&x->launch, &a));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
-    a.cells = g->sums;
-    a.delta = x->device.merged;
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, g->chunk);
-    a.out = x->device.delta;
-    XD_TRY(x->kernels.close(&x->launch, &a));
-    a.delta = a.out;
-    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
-}
-
-/* Those of several ranks, or this rank's own, of all sequences. */
-static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                       bool together) {
-    int64_t before = 0; /* tiles of the sequences before */
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
-        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, &tile, before + i);
-            XD_TRY(xdi_staged_gold_means(x, &g));
-            XD_TRY(xdi_staged_gold_pairs(x, term, l, &g));
-            if (g.tail > 0) XD_TRY(xdi_staged_gold_tails(x, term, l, &g));
-            XD_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
-            XD_TRY(xdi_staged_gold_finish(x, &g));
-        }
-        before += all;
-    }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l) {
-    XD_TRY(xdi_staged_gold_tiles(x, term, l, true));
-    return xdi_staged_gold_tiles(x, term, l, false);
-}
-
-/* >>xtoken/device_same.c */
-
-/* SAME on a device: tile after tile of the rows that count, in four launches. */
-
-#include <string.h>
-
-XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
-    int64_t count = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        l->first[b] = count;
-        for (int64_t row = b * x->held; row < (b + 1) * x->held; row++) {
-            if (x->row_weight[row] == 0.0) continue;
-            l->places[count] = (count - l->first[b]) % term->tile;
-            l->chunks[count] = xdi_same_chunk(x, term, row);
-            l->rows[count++] = row;
-        }
-        if (term->k < x->vocab.size) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
-    }
-    l->first[x->d.sequences] = count;
-    for (int64_t j = 0; j < term->k && term->k == x->vocab.size; j++) l->ids[j] = j;
-}
-
-/* J of sequence b, and where every id is in it. */
-static xd_result xdi_staged_same_columns(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                         const xdi_xtoken_lists *l, int64_t b, const int64_t **ids) {
-    const bool all = term->k == x->vocab.size;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    if (b > 0 && (all || x->d.compat)) return XD_OK;
-    if (!all) XD_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
-    *ids = all ? (const int64_t *)xdi_xtoken_there(x, l->ids) : x->ids;
-    a.ids = *ids;
-    a.k = term->k;
-    a.columns = x->vocab.size;
-    a.slots = x->slots;
-    return x->kernels.slots(&x->launch, &a);
-}
-
-/* Rows [at, at + count) of the list. */
-static xd_result xdi_staged_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                      const int64_t *ids, int64_t at, int64_t count) {
-    xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, count);
-    a.ids = ids;
-    a.k = term->k;
-    a.student = x->student;
-    a.teacher = x->student + count * term->k;
-    a.divisor = 1.0;
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + at);
-    a.reverse = x->d.reverse;
-    XD_TRY(xdi_same_compare(x, term, &a));
-    if (!x->write) return XD_OK;
-    a.matrix.places = x->slots;
-    a.vocabulary = x->vocab.size;
-    a.direct = true;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l) {
-    const int64_t *ids = NULL;
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        XD_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
-        for (int64_t at = l->first[b]; at < l->first[b + 1]; at += term->tile) {
-            const int64_t left = l->first[b + 1] - at;
-            XD_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
-        }
-    }
-    return XD_OK;
-}
-
-/* >>xtoken/device_cached.c */
-
-/* CACHED on a device. The host reads the cache once a call, for all tiles: J and a of every chunk go to the device in
- * one copy, and its passes run without the host, a tile in some ten launches. */
-
-#include <string.h>
-
-static int64_t xdi_staged_list_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    int64_t tiles = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++) tiles += xdi_xtoken_tiles(term, b);
-    return tiles;
-}
-
-/* ---- memory ---- */
-
-/* Entries that the chunks with a place can have at most. */
-static int64_t xdi_staged_cached_room(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                      const xdi_xcached_places *p) {
-    const int64_t chunks = term->teacher->chunks;
-    int64_t room = 0;
-    for (int64_t i = 0; i < x->d.sequences * chunks; i++)
-        if (term->place[i] >= 0) room += xdi_xcached_bound(term, p, i);
-    return room;
-}
-
-/* The lists, and behind them what the host needs to make them. */
-static bool xdi_staged_cached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t room,
-                                          xdi_xcached_places *p, xdi_staged_cached *h, xd_arena *arena) {
-    const int64_t tiles = xdi_staged_list_tiles(x, term), chunks = term->teacher->chunks;
-    bool fits = true;
-    h->width = (chunks < term->tile ? chunks : term->tile) + 1;
-    h->begin = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), &fits);
-    h->offset = (int64_t *)xdi_arena_array(arena, tiles * h->width, sizeof(int64_t), &fits);
-    h->target = (double *)xdi_arena_array(arena, room, sizeof(double), &fits);
-    h->ids = (int32_t *)xdi_arena_array(arena, room, sizeof(int32_t), &fits);
-    h->here = arena->base;
-    h->bytes = arena->used;
-    xdi_xcached_layout_places(x, term, p, arena, &fits);
-    return fits;
-}
-
-static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            xdi_staged_cached *h, xd_arena *arena) {
-    const int64_t tiles = xdi_staged_list_tiles(x, term);
-    int64_t most = 0;
-    bool fits = true;
-    for (int64_t i = 0; i < tiles; i++)
-        if (h->begin[i + 1] - h->begin[i] > most) most = h->begin[i + 1] - h->begin[i];
-    h->there = (unsigned char *)xdi_arena_array(arena, (int64_t)h->bytes, 1, &fits);
-    h->q = (double *)xdi_arena_array(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
-    h->settled = (double *)xdi_arena_array(arena, x->fixed ? most : 0, sizeof(double), &fits);
-    h->slots = (int32_t *)xdi_arena_array(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
-    return fits;
-}
-
-XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l) {
-    x->device.kernels->memory.release(x->ctx, l->cached.there);
-    xd_release(x->ctx, l->cached.here);
-    memset(&l->cached, 0, sizeof l->cached);
-}
-
-/* ---- lists ---- */
-
-/* J and a of all chunks with a place, tile after tile. */
-static void xdi_staged_cached_read(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                   xdi_staged_cached *h) {
-    int64_t at = 0, index = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            const int64_t first = b * term->teacher->chunks, *order = term->order + first + tile.first;
-            int64_t *offset = h->offset + index * h->width;
-            h->begin[index] = at;
-            for (int64_t place = 0; place < tile.count; place++) {
-                at += xdi_xcached_target(x, term, p, first + order[place], h->ids + at, h->target + at);
-                *++offset = at - h->begin[index]; /* the first of them is 0 */
-            }
-        }
-    h->begin[index] = at;
-}
-
-/* Memory of the host, and in it everything that the device is told. Positions are exchanged. */
-static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        xdi_staged_cached *h) {
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    xdi_xcached_places p;
-    XD_TRY(xdi_xcached_size_places(x, term, &p));
-    const int64_t room = xdi_staged_cached_room(x, term, &p);
-    if (xdi_staged_cached_layout_host(x, term, room, &p, h, &arena))
-        h->here = (unsigned char *)xd_allocate(x->ctx, arena.peak + 1);
-    if (!h->here)
-        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
-    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
-    arena = xd_arena_over(h->here, arena.peak);
-    xdi_staged_cached_layout_host(x, term, room, &p, h, &arena);
-    XD_TRY(xdi_xcached_find_places(x, term, &p));
-    xdi_staged_cached_read(x, term, &p, h);
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                   xdi_xtoken_lists *l) {
-    const xd_device_ops memory = x->device.kernels->memory;
-    xdi_staged_cached *h = &l->cached;
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    XD_TRY(xdi_staged_cached_host(x, term, h));
-    if (xdi_staged_cached_layout_device(x, term, h, &arena))
-        h->there = (unsigned char *)memory.allocate(x->ctx, arena.peak + 1);
-    if (!h->there)
-        result =
-            XD_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
-    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
-    arena = xd_arena_over(h->there, arena.peak);
-    xdi_staged_cached_layout_device(x, term, h, &arena);
-    return memory.copy(&x->launch, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE);
-}
-
-XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              xdi_xtoken_lists *l) {
-    int64_t index = 0;
-    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            const int64_t first = b * term->teacher->chunks + tile.first;
-            const int64_t *offset = l->cached.offset + index * l->cached.width;
-            for (int64_t at = first; at < first + tile.count; at++, offset++)
-                l->chunks[at] = xdi_xcached_chunk(x, term, b, term->order[at], offset[0] != offset[1]);
-        }
-}
-
-/* ---- tiles ---- */
-
-/* The device's address of something in the lists of a cache. */
-static const void *xdi_staged_cached_there(const xdi_staged_cached *h, const void *list) {
-    return h->there + ((const unsigned char *)list - h->here);
-}
-
-/* Tile `index` of all. */
-static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
-                                             int64_t index) {
-    const xdi_staged_cached *h = &l->cached;
-    const int64_t at = l->first[index];
-    xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
-    a.place_count = tile->count;
-    a.offset = (const int64_t *)xdi_staged_cached_there(h, h->offset + index * h->width);
-    a.list = (const int32_t *)xdi_staged_cached_there(h, h->ids + h->begin[index]);
-    a.k = h->begin[index + 1] - h->begin[index];
-    a.student = h->q;
-    a.teacher = (double *)xdi_staged_cached_there(h, h->target + h->begin[index]);
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
-    a.vocabulary = term->vocabulary;
-    a.reverse = x->d.reverse;
-    if (!term->teacher->projection) return a;
-    a.matrix.column_begin = l->projection.column_begin;
-    a.matrix.column_student = l->projection.student_id;
-    a.matrix.column_weight = l->projection.column_weight;
-    return a;
-}
-
-/* Sums of the tile over all ranks, as doubles. */
-static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_comm *comm,
-                                        xd_xtoken_args *a) {
-    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    xd_xtoken_args s = *a;
-    s.cells = h->q;
-    XD_TRY(x->device.kernels->memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
-    XD_TRY(x->kernels.list_project(&x->launch, &s));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
-    XD_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
-    if (!x->fixed) return XD_OK;
-    s.count = a->k;
-    s.out = a->student = h->settled;
-    return x->kernels.settle(&x->launch, &s);
-}
-
-/* dz = p (h - delta) / tau, h = M dy and delta = sum_v p_v h_v; delta is summed in units of the largest |dy|, for
- * fixed point. */
-static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l, const xd_xtoken_args *tile) {
-    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
-    xd_xtoken_args a = *tile;
-    a.cells = x->student;
-    XD_TRY(x->device.kernels->memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
-    XD_TRY(x->kernels.list_delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
-    a.out = x->device.delta;
-    XD_TRY(x->kernels.row_deltas(&x->launch, &a));
-    a.delta = a.out;
-    a.slots = l->cached.slots;
-    XD_TRY(x->kernels.list_slots(&x->launch, &a));
-    a.matrix.places = a.slots;
-    if (term->teacher->projection) {
-        a.matrix.begin = l->projection.row_begin + x->vocab.begin;
-        a.matrix.slot = l->projection.teacher_id;
-        a.matrix.weight = l->projection.weight;
-    }
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l) {
-    int64_t index = 0;
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, &tile, index);
-            if (a.k > 0) {
-                XD_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
-                XD_TRY(x->kernels.list_divergence(&x->launch, &a));
-            }
-            if (x->write) XD_TRY(xdi_staged_cached_gradient(x, term, l, &a));
-        }
-    return XD_OK;
-}
-
-/* >>xtoken/share.c */
-
-/* Which chunks of a teacher a rank works on, and in what order. A chunk whose tokens all lie on one rank of the sequence is
- * that rank's alone, and nothing of it is exchanged. The others (where positions lie in order, one at each cut between two
- * ranks) are worked on by all ranks together, before any of them turns to its own: so nobody waits for another's. */
-
-#include <string.h>
-
-/* What becomes of a chunk, in term->place until its place is known. */
-enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
-
-static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
-    for (int64_t row = 0; row < rows; row++)
-        if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
-}
-
-/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
-static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t count = x->d.sequences * t->chunks;
-    int64_t *ranks = term->order;
-    memset(term->place, 0, (size_t)count * sizeof *term->place);
-    xdi_share_mark(term, t->student_chunks, x->d.sequences * x->held, x->held);
-    xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
-    memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
-    if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XD_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
-    for (int64_t i = 0; i < count; i++) {
-        const bool mine = term->place[i] == 1,
-                   looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
-        term->place[i] = XDI_SHARE_NONE;
-        if (looks && ranks[i] > 1) term->place[i] = XDI_SHARE_ALL;
-        if (looks && ranks[i] == 1 && mine) term->place[i] = XDI_SHARE_OWN;
-    }
-    return XD_OK;
-}
-
-/* Gives the chunks of one kind their places from `next` on; returns the next one. */
-static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
-    int64_t *order = term->order + b * term->teacher->chunks,
-            *place = term->place + b * term->teacher->chunks;
-    for (int64_t c = 0; c < term->teacher->chunks; c++) {
-        if (place[c] != kind) continue;
-        order[next] = c;
-        place[c] = next++;
-    }
-    return next;
-}
-
-/* Sorts a side's rows by the place of their chunk; rows of one chunk stay in order. */
-static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *ids, int64_t held,
-                           const xdi_xtoken_side *side) {
-    const int64_t chunks = term->teacher->chunks, count = x->d.sequences * chunks;
-    int64_t *begin = side->begin;
-    memset(begin, 0, (size_t)(count + 1) * sizeof *begin);
-    for (int64_t turn = 0; turn < 2; turn++) {
-        for (int64_t row = 0; row < x->d.sequences * held; row++) {
-            const int64_t first = row / held * chunks,
-                          place = ids[row] < 0 ? -1 : term->place[first + ids[row]];
-            if (place < 0) continue;
-            if (turn == 0)
-                begin[first + place + 1]++;
-            else
-                side->rows[begin[first + place]++] = row; /* begins move to ends ... */
-        }
-        for (int64_t i = 0; i < count && turn == 0; i++) begin[i + 1] += begin[i];
-    }
-    for (int64_t i = count; i > 0; i--) begin[i] = begin[i - 1]; /* ... and back */
-    begin[0] = 0;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    XD_TRY(xdi_share_sort(x, term));
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
-        term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);
-    }
-    xdi_share_rows(x, term, term->teacher->student_chunks, x->held, &term->student_rows);
-    xdi_share_rows(x, term, term->teacher->teacher_chunks, term->held, &term->teacher_rows);
-    return XD_OK;
-}
-
-XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    const int64_t place = term->place[b * term->teacher->chunks + c];
-    return place >= 0 && (place >= term->shared[b] || x->owner);
-}
-
-/* ---- tiles ---- */
-
-static int64_t xdi_share_tiles(int64_t chunks, int64_t tile) {
-    return (chunks + tile - 1) / tile;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile) {
-    return xdi_share_tiles(chunks, tile) + 1; /* a tile is not of both kinds */
-}
-
-XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b) {
-    return xdi_share_tiles(term->shared[b], term->tile);
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b) {
-    return xdi_xtoken_shared_tiles(term, b) + xdi_share_tiles(term->listed[b] - term->shared[b], term->tile);
-}
-
-XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                              int64_t index) {
-    const int64_t together = xdi_xtoken_shared_tiles(term, b), own = index - together;
-    const int64_t end = own < 0 ? term->shared[b] : term->listed[b];
-    xdi_xtoken_tile t = { b, own < 0 ? index * term->tile : term->shared[b] + own * term->tile, 0,
-                          own < 0 ? x->d.sequence_comm : NULL };
-    t.count = end - t.first < term->tile ? end - t.first : term->tile;
-    return t;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
-                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places) {
-    const int64_t *begin = side->begin + tile->b * term->teacher->chunks + tile->first;
-    int64_t count = 0;
-    for (int64_t place = 0; place < tile->count; place++)
-        for (int64_t i = begin[place]; i < begin[place + 1]; i++) {
-            rows[count] = side->rows[i];
-            places[count++] = place;
-        }
-    return count;
-}
-
-/* >>xtoken/gold.c */
-
-/* GOLD: exact pairs of ids, and both sides' tails sorted. */
-
-#include <math.h>
-#include <string.h>
-
-/* ---- one chunk ---- */
-
-/* Chunk c of the tile's sequence, which is all of the tile. */
-typedef struct xdi_gold_chunk {
-    xdi_xtoken_tile tile;
-    int64_t c;
-    int64_t at;   /* of [B, C] */
-    int64_t tail; /* how long the tails are */
-    double kl, l1;
-    bool agree;
-} xdi_gold_chunk;
-
-static int64_t xdi_gold_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                     const xdi_gold_chunk *chunk) {
-    return xdi_xtoken_tile_rows(term, &term->student_rows, &chunk->tile, x->rows, x->places);
-}
-
-/* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
-static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
-    a.cells = x->student;
-    a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XD_TRY(x->kernels.log_probs(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(
-        x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
-    a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XD_TRY(x->kernels.log_probs(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
-    return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
-}
-
-/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
-static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    xdi_xtoken_zero(x, kl, 1);
-    a.cells = kl;
-    a.means = x->student;
-    a.others = x->teacher;
-    a.pair = map->student;
-    a.other = map->teacher;
-    a.pairs = map->pairs;
-    a.reverse = x->d.reverse;
-    a.slope = x->u;
-    a.best = x->tails;
-    return x->kernels.pair(&x->launch, &a);
-}
-
-XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
-                                    const double *means, const double *others, const int32_t *rest,
-                                    const int32_t *other_rest) {
-    const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
-                         x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
-                         x->scratch,   x->fixed };
-    XD_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = others;
-    t.ids = other_rest;
-    t.count = map->teacher_rest_count;
-    t.begin = 0;
-    t.end = term->vocabulary;
-    t.values = x->other_tail;
-    t.found = x->tail_ids + k;
-    return x->kernels.tail(&x->launch, &t);
-}
-
-XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out) {
-    xd_xtoken_merge m;
-    memset(&m, 0, sizeof m);
-    m.all = x->tails;
-    m.stride = XD_XTOKEN_BEST_WORDS + k;
-    m.k = k;
-    m.shard = x->vocab.rank;
-    m.shards = x->vocab.ranks;
-    m.others = x->other_tail;
-    m.found = x->tail_ids;
-    m.slope = x->u;
-    m.out = out;
-    m.places = x->rows;
-    if (x->vocab.tp) {
-        XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
-        m.all = x->all_tails;
-    }
-    return x->kernels.merge(&x->launch, &m);
-}
-
-/* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
-static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
-                                   double factor) {
-    const int64_t count = xdi_gold_student_rows(x, term, chunk);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
-    double *sum = x->row_sums; /* one cell */
-    xdi_xtoken_zero(x, sum, 1);
-    a.cells = sum;
-    a.u = x->u;
-    a.scale = factor / x->d.temperature;
-    XD_TRY(x->kernels.total(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
-    const double shift = sum[0] * a.scale;
-    for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
-    a.delta = x->row_delta;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t b, int64_t c) {
-    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
-    const bool good = isfinite(value) != 0;
-    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
-    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
-}
-
-static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const int64_t b = chunk->tile.b;
-    const double weight = xdi_xtoken_weight(x, term, b, chunk->c), value = chunk->kl + chunk->l1;
-    xd_xtoken_chunk sums;
-    memset(&sums, 0, sizeof sums);
-    sums.compared = true;
-    sums.value = chunk->kl;
-    sums.delta = chunk->l1;
-    sums.agree = chunk->agree;
-    xdi_gold_add_chunk(x, term, &sums, b, chunk->c);
-    if (!x->write || !isfinite(value)) return XD_OK;
-    return xdi_gold_gradient(x, term, chunk,
-                             weight * xdi_xtoken_factor(x, term) /
-                                 ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON));
-}
-
-static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    const xd_exact_map *map = term->teacher->map;
-    double *kl = x->row_sums, merged[2]; /* kl: one cell */
-    XD_TRY(xdi_gold_means(x, term, chunk));
-    XD_TRY(xdi_gold_pairs(x, map, kl));
-    XD_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
-    chunk->kl = kl[0];
-    if (chunk->tail > 0)
-        XD_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
-                              map->teacher_rest));
-    XD_TRY(xdi_gold_merge(x, chunk->tail, merged));
-    chunk->l1 = merged[0];
-    chunk->agree = merged[1] != 0.0;
-    return xdi_gold_finish(x, term, chunk);
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map) {
-    const int64_t rest =
-        map->student_rest_count < map->teacher_rest_count ? map->student_rest_count : map->teacher_rest_count;
-    return rest < d->tail ? rest : d->tail;
-}
-
-/* Those of several ranks, or this rank's own, of all sequences. */
-static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool together) {
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
-        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
-            xdi_gold_chunk chunk;
-            memset(&chunk, 0, sizeof chunk);
-            chunk.tile = xdi_xtoken_tile_at(x, term, b, i);
-            chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
-            chunk.at = b * term->teacher->chunks + chunk.c;
-            chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            XD_TRY(xdi_gold_run(x, term, &chunk));
-        }
-    }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    XD_TRY(xdi_gold_tiles(x, term, true));
-    return xdi_gold_tiles(x, term, false);
-}
-
-/* >>xtoken/same.c */
-
-/* SAME: teachers that share the student's vocabulary. */
-
-#include <math.h>
-#include <string.h>
-
-/* Rows [first, first + count) are at work. */
-static xd_xtoken_args xdi_same_args(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first,
-                                    int64_t count) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
-    for (int64_t i = 0; i < count; i++) x->rows[i] = first + i;
-    a.ids = x->ids;
-    a.k = term->k;
-    a.student = x->student;
-    a.teacher = x->teacher;
-    a.divisor = 1.0;
-    a.chunks = x->chunks;
-    a.reverse = x->d.reverse;
-    return a;
-}
-
-/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
- * `divisor` of them. */
-static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
-    const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
-    const xdi_xtoken_term *terms = all ? x->terms : term;
-    xd_xtoken_args t = *a;
-    t.cells = a->teacher;
-    t.first = 0;
-    if (all) a->divisor = 0.0;
-    for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
-        t.logits = terms[i].teacher->logits;
-        t.columns = t.logits.cols;
-        t.scale = all ? terms[i].weight : 1.0;
-        t.add = i > 0;
-        XD_TRY(x->kernels.pick(&x->launch, &t));
-        if (all) a->divisor += terms[i].weight;
-    }
-    return XD_OK;
-}
-
-/* The student's, from the ranks that own them. */
-static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
-    xd_xtoken_args s = *a;
-    s.cells = a->student;
-    XD_TRY(x->kernels.pick(&x->launch, &s));
-    if (!x->vocab.tp) return XD_OK;
-    return xd_all_reduce(x->vocab.tp, s.cells, s.cells, a->count * a->k, XD_DTYPE_F64, XD_MAX);
-}
-
-XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
-    XD_TRY(xdi_same_student(x, a));
-    XD_TRY(xdi_same_teacher(x, term, a));
-    return x->kernels.compare(&x->launch, a);
-}
-
-XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row) {
-    xd_xtoken_chunk chunk;
-    memset(&chunk, 0, sizeof chunk);
-    chunk.compared = x->row_weight[row] != 0.0;
-    chunk.factor = x->row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
-    return chunk;
-}
-
-XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t row) {
-    const bool good = isfinite(chunk->value) != 0;
-    if (!good) xdi_xtoken_found(x, row, chunk->value);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                   good ? x->row_weight[row] * chunk->value : 0.0);
-}
-
-/* The gradient of row i of those at work. */
-static xd_result xdi_same_gradient(xdi_xtoken *x, const xd_xtoken_args *a, int64_t i) {
-    xd_xtoken_args one = *a;
-    one.student = a->student + i * a->k;
-    one.scale = a->chunks[i].factor;
-    one.slope = x->u;
-    XD_TRY(x->kernels.spread(&x->launch, &one));
-    return xdi_xtoken_write(x, a->rows[i], x->u, 0.0);
-}
-
-static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
-    xd_xtoken_args a = xdi_same_args(x, term, first, count);
-    for (int64_t i = 0; i < count; i++) x->chunks[i] = xdi_same_chunk(x, term, first + i);
-    XD_TRY(xdi_same_compare(x, term, &a));
-    for (int64_t i = 0; i < count; i++) {
-        if (!a.chunks[i].compared) continue;
-        xdi_same_add_chunk(x, term, &a.chunks[i], first + i);
-        if (x->write && a.chunks[i].largest != 0.0) XD_TRY(xdi_same_gradient(x, &a, i));
-    }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
-    for (int64_t j = 0; j < term->k; j++) x->ids[j] = j; /* where nothing is chosen */
-    for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XD_TRY(xdi_xtoken_choose(x, term, b));
-        const int64_t last = (b + 1) * x->held;
-        for (int64_t first = b * x->held; first < last; first += term->tile) {
-            const int64_t count = last - first < term->tile ? last - first : term->tile;
-            XD_TRY(xdi_same_tile(x, term, first, count));
-        }
-    }
-    return XD_OK;
-}
-
-/* >>xtoken/cached.c */
-
-/* CACHED: from a file of a teacher's likeliest tokens. */
-
-#include <math.h>
-#include <string.h>
-
-/* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
-enum { XDI_XCACHED_ROOM = 16384 };
-
-/* What the kind needs beside the workspace, and the tile at work. */
-typedef struct xdi_xcached {
-    xdi_xcached_places in;
-    int64_t room;   /* entries */
-    double *slopes; /* [columns] zero between uses: scratch of the kernels */
-    xdi_xtoken_tile tile;
-    int64_t row_count;
-    int64_t *rows, *places;  /* [held] student rows of the tile, and their chunks' places in it */
-    xd_xtoken_chunk *chunks; /* [C] of the tile */
-    double *deltas;          /* [held] cells */
-    int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
-    int32_t *columns;        /* [room] J of one chunk after the other */
-    double *target;          /* [room] a */
-    double *q;               /* [room] cells; after the chunk: d loss / d y, y = p M */
-} xdi_xcached;
-
-/* ---- teachers without logits ---- */
-
-XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
-    return t->kind != XD_XTOKEN_CACHED;
-}
-
-XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
-    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
-}
-
-static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
-               "teacher %d has a cache but no positions", index);
-    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
-    XD_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
-               XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
-               info.desc.temperature, d->temperature);
-    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
-               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
-               (long long)info.desc.vocabulary);
-    for (int64_t i = 0; i < t->logits.rows; i++) {
-        const int64_t at = t->cache_positions[i];
-        const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
-        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
-                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
-                   (long long)at, (long long)info.positions);
-    }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
-    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
-               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
-               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
-               (long long)d->sequences);
-    XD_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT, "teacher %d has no cache",
-               index);
-    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
-               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
-    return t->cache ? xdi_xcached_check_cache(ctx, d, index) : XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    XD_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-               t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
-    XD_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld columns but its cache %lld ids", index,
-               t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
-    return XD_OK;
-}
-
-/* ---- places in the cache ---- */
-
-XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
-    const int64_t entries = term->teacher_sizes[slot] * p->k;
-    return entries < term->vocabulary ? entries : term->vocabulary;
-}
-
-XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
-    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
-    p->most = term->teacher->logits.rows;
-    p->total = 0;
-    for (int64_t i = 0; i < slots; i++) p->total += term->teacher_sizes[i];
-    if (!x->d.sequence_comm) return XD_OK;
-    return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
-}
-
-XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          xdi_xcached_places *p, xd_arena *arena, bool *fits) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
-    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
-    p->mine = (int64_t *)xdi_arena_array(arena, 2 * p->most, sizeof(int64_t), fits);
-    p->all = (int64_t *)xdi_arena_array(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
-    p->begin = (int64_t *)xdi_arena_array(arena, slots + 1, sizeof(int64_t), fits);
-    p->filled = (int64_t *)xdi_arena_array(arena, slots, sizeof(int64_t), fits);
-    p->places = (int64_t *)xdi_arena_array(arena, p->total, sizeof(int64_t), fits);
-    p->mass = (double *)xdi_arena_array(arena, term->vocabulary, sizeof(double), fits);
-    p->ids = (int32_t *)xdi_arena_array(arena, p->k, sizeof(int32_t), fits);
-    p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
-}
-
-/* Room for one tile at least. */
-static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    int64_t longest = 1;
-    for (int64_t i = 0; i < x->d.sequences * term->teacher->chunks; i++) {
-        const int64_t bound = xdi_xcached_bound(term, &h->in, i);
-        if (bound > longest) longest = bound;
-    }
-    h->room = h->in.total * h->in.k;
-    if (h->room > XDI_XCACHED_ROOM) h->room = XDI_XCACHED_ROOM;
-    if (h->room < longest) h->room = longest;
-}
-
-static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                               xd_arena *arena) {
-    const int64_t chunks = term->teacher->chunks;
-    bool fits = true;
-    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
-    h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->places = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
-    h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
-    h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
-    h->columns = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
-    h->target = (double *)xdi_arena_array(arena, h->room, sizeof(double), &fits);
-    h->q = (double *)xdi_arena_array(arena, h->room, sizeof(xd_fixed), &fits);
-    return fits;
-}
-
-/* Every rank gets the places of all positions; it reads the cache by itself. */
-static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                      const int64_t **all, int64_t *count) {
-    const xd_xtoken_teacher *t = term->teacher;
-    xd_comm *comm = x->d.sequence_comm;
-    const bool alone = !comm || xd_comm_size(comm) == 1;
-    for (int64_t i = 0; i < p->most; i++) {
-        const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
-        p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
-    }
-    *all = alone ? p->mine : p->all;
-    *count = p->most * (alone ? 1 : xd_comm_size(comm));
-    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
-}
-
-/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
-XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
-    int64_t count;
-    XD_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
-    p->begin[0] = 0;
-    for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t slot = all[2 * i], place = all[2 * i + 1];
-        if (slot < 0) continue;
-        int64_t at = p->begin[slot] + p->filled[slot]++;
-        for (; at > p->begin[slot] && p->places[at - 1] > place; at--) p->places[at] = p->places[at - 1];
-        p->places[at] = place;
-    }
-    return XD_OK;
-}
-
-/* ---- the sums of a tile ---- */
-
-XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                      int64_t slot, int32_t *columns, double *target) {
-    const xd_teacher_cache *cache = term->teacher->cache;
-    const double positions = (double)term->teacher_sizes[slot];
-    int64_t count = 0;
-    for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
-        xd_teacher_cache_entries(x->ctx, cache, p->places[i], p->ids, p->probabilities);
-        for (int64_t j = 0; j < p->k; j++) {
-            const int32_t id = p->ids[j];
-            if (p->probabilities[j] == 0.0) continue;
-            if (p->mass[id] == 0.0) columns[count++] = id;
-            p->mass[id] += p->probabilities[j];
-        }
-    }
-    for (int64_t i = 0; i < count; i++) {
-        target[i] = p->mass[columns[i]] / positions;
-        p->mass[columns[i]] = 0.0;
-    }
-    return count;
-}
-
-/* As many chunks from place `first` of sequence b on as there is room for, with their targets. */
-static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t b,
-                                  int64_t first) {
-    const int64_t chunks = term->teacher->chunks, most = x->d.tile > 0 ? x->d.tile : chunks;
-    const bool together = first < term->shared[b];
-    const int64_t end = together ? term->shared[b] : term->listed[b];
-    xdi_xtoken_tile tile = { b, first, 0, together ? x->d.sequence_comm : NULL };
-    h->offset[0] = 0;
-    for (; first + tile.count < end && tile.count < most; tile.count++) {
-        const int64_t slot = b * chunks + term->order[b * chunks + first + tile.count];
-        const int64_t at = h->offset[tile.count];
-        if (at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
-        h->offset[tile.count + 1] =
-            at + xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
-    }
-    h->tile = tile;
-}
-
-/* What the kernels are told of the tile's rows. */
-static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xcached *h) {
-    const xd_projection *m = term->teacher->projection;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
-    a.rows = h->rows;
-    a.places = h->places;
-    a.place_count = h->tile.count;
-    a.offset = h->offset;
-    a.list = h->columns;
-    a.k = h->offset[a.place_count];
-    a.student = h->q;
-    a.teacher = h->target;
-    a.chunks = h->chunks;
-    a.vocabulary = term->vocabulary;
-    a.reverse = x->d.reverse;
-    if (!m) return a;
-    a.matrix.column_begin = m->column_begin;
-    a.matrix.column_student = m->student_id;
-    a.matrix.column_weight = m->column_weight;
-    return a;
-}
-
-static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t count = h->offset[h->tile.count];
-    xdi_xtoken_zero(x, h->q, count);
-    h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
-    xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    a.cells = h->q;
-    XD_TRY(x->kernels.list_project(&x->launch, &a));
-    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
-}
-
-/* ---- chunks ---- */
-
-XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                             int64_t c, bool compared) {
-    xd_xtoken_chunk chunk;
-    memset(&chunk, 0, sizeof chunk);
-    chunk.compared = compared;
-    chunk.student = (double)term->student_sizes[b * term->teacher->chunks + c];
-    if (compared)
-        chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
-    return chunk;
-}
-
-static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
-    const xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
-    for (int64_t i = 0; i < a.place_count; i++)
-        a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
-    XD_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
-    return XD_OK;
-}
-
-/* ---- gradient ---- */
-
-/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v; delta is summed in units of
- * the largest |dy|, for fixed point. */
-static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
-    xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    a.cells = h->deltas;
-    xdi_xtoken_zero(x, h->deltas, h->row_count);
-    XD_TRY(x->kernels.list_delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
-    a.cells = h->slopes;
-    a.slope = x->u;
-    a.count = 1;
-    for (int64_t r = 0; r < h->row_count; r++) {
-        const double unit = h->chunks[h->places[r]].largest;
-        if (unit == 0.0) continue;
-        a.rows = h->rows + r;
-        a.places = h->places + r;
-        XD_TRY(x->kernels.list_slopes(&x->launch, &a));
-        XD_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    XD_TRY(xdi_xcached_find_places(x, term, &h->in));
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
-            xdi_xcached_next_tile(x, term, h, b, first);
-            XD_TRY(xdi_xcached_sums(x, term, h));
-            XD_TRY(xdi_xcached_divergence(x, term, h));
-            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, h));
-        }
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    xdi_xcached h;
-    memset(&h, 0, sizeof h);
-    XD_TRY(xdi_xcached_size_places(x, term, &h.in));
-    xdi_xcached_size(x, term, &h);
-    void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
-    if (!memory)
-        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
-    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
-    arena = xd_arena_over(memory, arena.peak);
-    if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);
-    xd_release(x->ctx, memory);
-    return result;
-}
-
-/* >>xtoken/likelihood.c */
-
-/* LIKELIHOOD: how likely each side finds a chunk as a whole. */
-
-#include <math.h>
-#include <string.h>
-
-/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
-#define XDI_LIKELIHOOD_MOST (-1e-7)
-
-XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t slots = d->sequences * t->chunks;
-    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
-               "teacher %d compares likelihoods, but the student has no labels", index);
-    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
-               "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
-               "teacher %d has likelihood form %d", index, (int)t->likelihood);
-    for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
-                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
-    return XD_OK;
-}
-
-/* ---- the two sums of every chunk ---- */
-
-/* The slot of a row's chunk when it is looked at, else -1. */
-static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
-}
-
-/* Moments of the teacher's rows that are looked at; a device has made those of all rows. */
-static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) < 0) continue;
-        xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
-        a.rows = &row;
-        a.labels = t->labels;
-        a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
-        XD_TRY(x->kernels.moments(&x->launch, &a));
-    }
-    return XD_OK;
-}
-
-/* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
-static void xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t slots = x->d.sequences * t->chunks;
-    const bool reads = xdi_xtoken_reads_logits(t);
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
-        const double *m = reads ? h->moments + row * XD_XTOKEN_MOMENTS : NULL;
-        if (slot < 0) continue;
-        xdi_xtoken_add(x, h->sums, slots + slot,
-                       m ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
-                         : xdi_xtoken_known(t, row));
-    }
-}
-
-static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t slots = x->d.sequences * t->chunks;
-    xdi_xtoken_zero(x, h->sums, 2 * slots);
-    for (int64_t row = 0; row < x->d.student.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
-    }
-    if (xdi_xtoken_reads_logits(t) && !x->on_device) XD_TRY(xdi_likelihood_moments(x, term, h));
-    xdi_likelihood_teacher(x, term, h);
-    return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
-}
-
-/* ---- chunks ---- */
-
-/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
-static double xdi_likelihood_complement(double l) {
-    return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
-}
-
-/* p (a - b), 0 where p is: a may be -infinity there. */
-static double xdi_likelihood_part(double p, double a, double b) {
-    return p > 0.0 ? p * (a - b) : 0.0;
-}
-
-/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
- *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
-static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
-    const bool floor = s > XDI_LIKELIHOOD_MOST;
-    if (floor) s = XDI_LIKELIHOOD_MOST;
-    if (t > XDI_LIKELIHOOD_MOST) t = XDI_LIKELIHOOD_MOST;
-    const double not_s = xdi_likelihood_complement(s), not_t = xdi_likelihood_complement(t);
-    const double p = exp(t), q = exp(s);
-    *slope = reverse ? xdi_likelihood_part(q, s - t, not_s - not_t) : (q - p) / -expm1(s);
-    if (floor) *slope = 0.0;
-    if (reverse) return xdi_likelihood_part(q, s, t) - expm1(s) * (not_s - not_t);
-    return xdi_likelihood_part(p, t, s) - expm1(t) * (not_t - not_s);
-}
-
-/* The loss of a chunk is added; l_s becomes d loss / d l of each of its tokens. */
-static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, double *l_s, double l_t,
-                                 int64_t b, int64_t c) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t slot = b * t->chunks + c;
-    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
-    const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = l_t / length;
-    double slope = 2.0 * (s - target), value = (s - target) * (s - target);
-    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
-    const bool good = isfinite(value) && isfinite(slope);
-    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
-    if (x->owner) xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
-}
-
-/* ---- gradient ---- */
-
-/* The rows that have a gradient, and by how much. */
-static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    h->count = 0;
-    for (int64_t row = 0; row < x->d.student.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, term->teacher->student_chunks[row]);
-        if (slot < 0 || h->sums[slot] == 0.0) continue;
-        h->rows[h->count] = row;
-        h->slopes[h->count++] = h->sums[slot];
-    }
-}
-
-XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t slots = x->d.sequences * t->chunks;
-    XD_TRY(xdi_likelihood_sums(x, term, h));
-    for (int64_t slot = 0; slot < slots; slot++) {
-        const int64_t b = slot / t->chunks, c = slot % t->chunks;
-        if (xdi_likelihood_slot(x, term, b, c) >= 0)
-            xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
-    }
-    xdi_likelihood_rows(x, term, h);
-    return XD_OK;
-}
-
-/* dz += slope (onehot(label) - p), p at temperature 1. */
-static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    XD_TRY(xdi_likelihood_settle(x, term, h));
-    if (!x->write) return XD_OK;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
-    a.rows = h->rows;
-    a.slopes = h->slopes;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
-                                            bool *fits) {
-    h->rows = (int64_t *)xdi_arena_array(arena, x->d.student.rows, sizeof(int64_t), fits);
-    h->slopes = (double *)xdi_arena_array(arena, x->d.student.rows, sizeof(double), fits);
-}
-
-XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
-                                           xd_arena *arena, bool *fits) {
-    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
-    h->sums = (double *)xdi_arena_array(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
-    h->moments = (double *)xdi_arena_array(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
-}
-
-static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
-                                  xd_arena *arena) {
-    bool fits = true;
-    xdi_likelihood_layout_lists(x, h, arena, &fits);
-    xdi_likelihood_layout_work(x, term->teacher, h, arena, &fits);
-    return fits;
-}
-
-XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term) {
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    xdi_likelihood h;
-    void *memory = xdi_likelihood_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
-    if (!memory)
-        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
-                         (long long)(x->d.sequences * term->teacher->chunks));
-    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
-    arena = xd_arena_over(memory, arena.peak);
-    if (result == XD_OK && xdi_likelihood_layout(x, term, &h, &arena))
-        result = xdi_likelihood_run(x, term, &h);
-    xd_release(x->ctx, memory);
-    return result;
+XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result) {
+    if (!x->ctx) return;
+    if (result != XD_OK) x->kernels->memory.synchronize(&x->launch);
+    for (int i = 0; i < x->d.teacher_count && x->terms; i++)
+        if (x->terms[i].kind->close && x->terms[i].own) x->terms[i].kind->close(x, &x->terms[i]);
+    x->kernels->memory.release(x->ctx, x->work_memory);
+    xd_release(x->ctx, x->list_memory);
+    xd_release(x->ctx, x->host_memory);
 }
 
 /* >>xtoken/score.c */
@@ -39161,14 +38883,15 @@ XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term)
 #include <math.h>
 
 /* The weight of a row for this score, 0 where it has no say. */
-static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
+static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
                                int64_t row) {
+    const xd_xtoken_teacher *t = term->teacher;
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
-    if (!xdi_xtoken_reads_logits(t)) {
+    if (!term->reads) {
         if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
-    if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
+    if (!t->labels) return x->host.row_weight[row]; /* one tokenizer: the student's */
     if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
         return 0.0;
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
@@ -39184,25 +38907,20 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const bool reads = xdi_xtoken_reads_logits(t);
-    double one[XD_XTOKEN_MOMENTS], *moments = x->on_device ? x->moments : one;
-    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
-    a.columns = t->logits.cols;
-    a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
-    a.moments = moments;
-    a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
-    if (x->on_device && reads) XD_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
+    const int64_t *labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    const double *moments = x->host.moments;
+    int64_t asked = 0;
+    for (int64_t row = 0; row < t->logits.rows && term->reads; row++)
+        if (xdi_score_weight(x, term, score, row) != 0.0) x->host.asked[asked++] = row;
+    if (term->reads)
+        XD_TRY(xdi_xtoken_moments(x, term, t->logits.cols, asked, labels, score == XD_XTOKEN_SCORE_ENTROPY));
     for (int64_t row = 0; row < t->logits.rows; row++) {
-        const double weight = xdi_score_weight(x, t, score, row);
+        const double weight = xdi_score_weight(x, term, score, row);
         if (weight == 0.0) continue;
-        a.rows = &row;
-        if (reads && x->on_device)
-            moments = x->moments + row * XD_XTOKEN_MOMENTS;
-        else if (reads)
-            XD_TRY(x->kernels.moments(&x->launch, &a));
-        const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
-        xdi_xtoken_add(x, x->sums, cell, weight * value);
-        xdi_xtoken_add(x, x->sums, cell + 1, weight);
+        const double value = term->reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
+        if (term->reads) moments += XD_XTOKEN_MOMENTS;
+        xdi_xtoken_add(x, x->host.sums, cell, weight * value);
+        xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
     }
     return XD_OK;
 }
@@ -39243,6 +38961,330 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
         x->terms[i].weight = i == best ? 1.0 : 0.0;
     }
     if (x->d.mode == XD_XTOKEN_SELECT) x->selected = best;
+}
+
+/* >>xtoken/rows.c */
+
+/* Statistics of the student's rows, and which of them count. */
+
+#include <math.h>
+
+/* log-sum-exp of every row. In INVARIANT mode relative to the whole row's maximum, so that the terms are
+ * those of one rank. */
+static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *lse) {
+    const xd_rows *z = &x->d.student;
+    const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
+    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
+    if (!x->fixed) return XD_OK;
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->work.argmax, 1, 1, lse));
+    XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
+    return x->kernels->xtoken.row_logs(&x->launch, &a);
+}
+
+/* row_weight holds the log-sum-exps at temperature 1 on their way. */
+static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    const xdi_xtoken_work *w = &x->work;
+    const xdi_xtoken_host *h = &x->host;
+    const size_t bytes = (size_t)d->student.rows * 8;
+    const int64_t *labels;
+    XD_TRY(xdi_xrows_lse(x, d->temperature, w->lse));
+    if (!d->labels) return XD_OK;
+    XD_TRY(xdi_xtoken_bring_labels(x, d->labels, d->student.rows, w->labels, &labels));
+    if (d->temperature == 1.0)
+        XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
+    else
+        XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, labels, 1, 1, w->log_probs));
+    XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
+    XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));
+    for (int64_t row = 0; row < d->student.rows; row++) h->log_probs[row] -= h->row_weight[row];
+    return XD_OK;
+}
+
+/* Does the row count, and how much? A label outside the vocabulary is found here. */
+static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
+    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
+    if (!x->d.labels) return weight;
+    const int64_t label = x->d.labels[row];
+    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    if (label >= 0 && label < x->vocab.size) return weight;
+    if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
+        x->found.first_row = row;
+        x->found.first_value = (double)label;
+    }
+    return 0.0;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
+    const xdi_xtoken_host *h = &x->host;
+    XD_TRY(xdi_xrows_stats(x));
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
+        h->ce_factor[row] = 0.0;
+        if (!x->d.labels || weight == 0.0) continue;
+        if (isfinite(h->log_probs[row]))
+            h->ce_factor[row] = weight;
+        else
+            xdi_xtoken_found(x, row, h->log_probs[row]);
+    }
+    return XD_OK;
+}
+
+/* >>xtoken/xtoken.c */
+
+/* The call: denominators, passes over teachers, values. */
+
+#include <math.h>
+#include <string.h>
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    XD_TRY(xdi_xtoken_validate(ctx, &d));
+    xdi_xtoken_open(x, ctx, &d);
+    XD_TRY(xdi_xtoken_provide(x, desc));
+    for (int i = 0; i < d.teacher_count; i++)
+        if (x->terms[i].kind->open) XD_TRY(x->terms[i].kind->open(x, &x->terms[i]));
+    return XD_OK;
+}
+
+/* What rows add to the sums. */
+static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const double weight = x->host.row_weight[row];
+        const bool right = x->d.labels && x->host.argmax[row] == x->d.labels[row];
+        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        if (x->host.ce_factor[row] != 0.0)
+            xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
+    }
+}
+
+/* ---- denominators and scores ---- */
+
+/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
+static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
+                                   x->d.sequence_comm };
+    const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
+                                   x->d.sequence_comm };
+    if (term->kind->traits & XDI_KIND_POSITIONS) return XD_OK;
+    XD_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
+    XD_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    return term->kind->traits & XDI_KIND_APART ? XD_OK : xdi_xtoken_share(x, term);
+}
+
+/* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
+static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t cell) {
+    if ((term->kind->traits & XDI_KIND_POSITIONS) || !x->owner) return;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t c = 0; c < term->teacher->chunks; c++)
+            if (xdi_xtoken_counts(x, term, b, c))
+                xdi_xtoken_add(x, x->host.sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+}
+
+static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
+    if (term->kind->traits & XDI_KIND_POSITIONS) return x->token_denominator;
+    if (term->teacher->denominator_value > 0.0) return term->teacher->denominator_value;
+    return x->d.compat && counted < 1.0 ? 1.0 : counted;
+}
+
+/* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
+static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
+    const int n = x->d.teacher_count;
+    const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
+    double all = 0.0;
+    xdi_xtoken_zero(x, x->host.sums, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++)
+        xdi_xtoken_add(x, x->host.sums, 0, x->host.row_weight[row]);
+    for (int i = 0; i < n; i++) {
+        XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
+        xdi_xtoken_count(x, &x->terms[i], 1 + i);
+        if (score != XD_XTOKEN_SCORE_NONE)
+            XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
+    }
+    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.comm));
+    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->host.sums[0];
+    for (int i = 0; i < n; i++) {
+        x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
+        all += x->host.sums[1 + i];
+    }
+    if (all == 0.0 && x->host.sums[0] == 0.0) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
+        x->host.ce_factor[row] /= x->token_denominator;
+    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
+    return XD_OK;
+}
+
+/* ---- passes ---- */
+
+/* Everything that the kernels of a pass are told of goes to the device. */
+static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) XD_TRY(x->terms[i].kind->fill(x, &x->terms[i]));
+    XD_TRY(xdi_xtoken_copy(x, x->there, x->here, x->list_bytes, XD_COPY_TO_DEVICE));
+    return x->kernels->memory.fill(&x->launch, x->work.written, 0, (size_t)x->d.student.rows);
+}
+
+/* The chunks come back with their divergences, and add to the sums. */
+static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        const xdi_xtoken_term *term = &x->terms[i];
+        if (term->active && term->chunk_count > 0)
+            XD_TRY(xdi_xtoken_copy(x, term->chunks, xdi_xtoken_there(x, term->chunks),
+                                   (size_t)term->chunk_count * sizeof *term->chunks, XD_COPY_TO_HOST));
+    }
+    XD_TRY(x->kernels->memory.synchronize(&x->launch));
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) x->terms[i].kind->tell(x, &x->terms[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
+    x->write = write;
+    x->found = x->found_in_rows;
+    xdi_xtoken_zero(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_add_rows(x);
+    XD_TRY(xdi_xtoken_upload(x));
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) XD_TRY(x->terms[i].kind->run(x, &x->terms[i]));
+    if (write) {
+        const xd_xtoken_gradient rest = xdi_xtoken_gradient_of(x, xdi_xtoken_student(x, NULL, NULL, 0));
+        XD_TRY(x->kernels->xtoken.rest_gradient(&x->launch, &rest));
+    }
+    return xdi_xtoken_take_home(x);
+}
+
+/* Where several ranks found something, all name what the first of them did. */
+static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
+    xd_comm *comm = x->d.comm;
+    const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
+    const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
+    if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
+    int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
+    double named[2] = { (double)x->found.first_row, x->found.first_value };
+    XD_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
+    XD_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
+    x->found.first_row = (int64_t)named[0];
+    x->found.first_value = named[1];
+    return XD_OK;
+}
+
+/* The sums of a pass over all of comm. */
+static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
+    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                           x->d.comm));
+    return xdi_xtoken_agree_found(x);
+}
+
+static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {
+    const xdi_xtoken_term *term = &x->terms[index];
+    const double *one = x->host.sums + term->cell;
+    xd_xtoken_teacher_values v;
+    v.kd = (one[XDI_XTOKEN_DIVERGENCE] + one[XDI_XTOKEN_TAIL]) * xdi_xtoken_scale(x, term);
+    v.weight = term->weight;
+    v.divergence = one[XDI_XTOKEN_DIVERGENCE];
+    v.tail = one[XDI_XTOKEN_TAIL];
+    v.denominator = term->denominator;
+    v.agreeing = one[XDI_XTOKEN_AGREEING];
+    v.compared = one[XDI_XTOKEN_COMPARED];
+    return v;
+}
+
+static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
+    xd_xtoken_values v;
+    memset(&v, 0, sizeof v);
+    for (int i = 0; i < x->d.teacher_count; i++)
+        v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
+    v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
+    v.kd_weight = x->kd_weight;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
+    v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.right = x->host.sums[XDI_XTOKEN_RIGHT];
+    v.tokens = x->host.sums[XDI_XTOKEN_TOKENS];
+    v.token_denominator = x->token_denominator;
+    v.selected = x->selected;
+    return v;
+}
+
+/* Adds what was found to the caller's status, or makes an error of it. */
+static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
+    xd_status found = x->found, *status = x->d.status;
+    found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
+    found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
+    if (!status) return xd_status_check(x->ctx, &found);
+    if (status->label_out_of_range == 0 && status->not_finite == 0) {
+        status->first_row = found.first_row;
+        status->first_value = found.first_value;
+    }
+    status->label_out_of_range += found.label_out_of_range;
+    status->not_finite += found.not_finite;
+    status->nothing_counted += found.nothing_counted;
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
+    const bool write = x->d.gradient.data != NULL;
+    xd_xtoken_values values;
+    XD_TRY(xdi_xtoken_read_rows(x));
+    XD_TRY(xdi_xtoken_denominators(x));
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active && x->terms[i].kind->begin) XD_TRY(x->terms[i].kind->begin(x, &x->terms[i]));
+    x->found_in_rows = x->found;
+    if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
+    XD_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
+    XD_TRY(xdi_xtoken_finish(x));
+    values = xdi_xtoken_result(x);
+    if (x->d.balance) {
+        x->kd_weight = values.balance;
+        if (write) XD_TRY(xdi_xtoken_pass(x, true));
+        if (write) XD_TRY(xdi_xtoken_finish(x));
+        values = xdi_xtoken_result(x);
+    }
+    XD_TRY(xdi_xtoken_report(x));
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+        x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+    *out = values;
+    return XD_OK;
+}
+
+/* Are the sizes such that the workspace can be computed? */
+static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
+    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
+        return false;
+    if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
+    for (int i = 0; i < d->teacher_count; i++)
+        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX ||
+            d->teachers[i].logits.rows < 0 || !xdi_xtoken_kind_of(d->teachers[i].kind))
+            return false;
+    return d->teacher_count > 0;
+}
+
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
+    xdi_xtoken x;
+    size_t work, host, lists;
+    if (!xdi_xtoken_is_sized(desc)) return 0;
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
+    return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
+}
+
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
+    xdi_xtoken x;
+    memset(&x, 0, sizeof x);
+    xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
+                             desc->comm ? desc->comm : desc->sequence_comm, result);
+    if (result == XD_OK) result = xdi_xtoken_run(&x, out);
+    xdi_xtoken_close(&x, result);
+    return result;
 }
 
 /* >>xtoken/uld.c */
@@ -42096,4 +42138,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 91b35fde5acbaf6a6cc40afb7f8aebaf24d0089e809513d6ba7f566553fae0db */
+/* xdistill sha256 d999e2e9fc5414fe1a052bede49b72ff3b1f31fffab5c71c5c11d48bfdffd91d */

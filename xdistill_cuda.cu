@@ -6187,10 +6187,9 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
     if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
 }
 
-static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_t row, int64_t column) {
-    if (!a.lse) return xdi_cuda_element(a.logits, row, column);
-    const double z = (double)xdi_cuda_element(a.logits, row, column);
-    return expf((float)__dsub_rn(__ddiv_rn(z, a.temperature), a.lse[row]));
+static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_t row, int64_t column) {
+    const double z = (double)xdi_cuda_element(x.logits, row, column);
+    return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
 /* Runs the statements with FIXED as what the cells are. */
@@ -6207,32 +6206,30 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a) {
     const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>(), k = a.matrix.k;
+    const xd_xtoken_projection &m = a.matrix.projection;
     if (cell >= a.place_count * k) return;
-    const int64_t place = cell / k, column = a.ids ? a.ids[cell % k] : cell % k;
-    if (a.vocabulary > 0 && (column < 0 || column >= a.vocabulary)) return;
-    const int64_t begin = a.matrix.column_begin[column], end = a.matrix.column_begin[column + 1];
-    const int64_t last = a.places ? a.count : place + 1;
+    const int64_t place = cell / k, column = a.matrix.ids[cell % k];
+    const int64_t begin = m.column_begin[column], end = m.column_begin[column + 1];
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = a.places ? 0 : place; i < last; i++) {
-        if (a.places && a.places[i] != place) continue;
-        const int64_t row = a.rows ? a.rows[i] : i;
+    for (int64_t i = 0; i < a.x.count; i++) {
+        if (a.x.places[i] != place) continue;
+        const int64_t row = a.x.rows[i];
         for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
-            const int64_t v = a.matrix.column_student[e] - a.first;
-            if (v < 0 || v >= a.matrix.columns) continue;
-            mine.add_wide(0,
-                          __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, row, v)));
+            const int64_t v = m.student_id[e] - a.x.first;
+            if (v < 0 || v >= a.x.columns) continue;
+            mine.add_wide(0, __dmul_rn((double)m.column_weight[e], (double)xdi_cuda_xtoken_p(a.x, row, v)));
         }
     }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) xdi_cuda_cell_join(a.cells, cell, totals);
 }
 
-static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->place_count * a->matrix.k, XDI_CUDA_WARP),
                                xdi_cuda_xtoken_project_kernel<FIXED>, *a);
@@ -6265,13 +6262,13 @@ template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
     const int64_t place = (int64_t)blockIdx.x;
-    for (int64_t i = 0; i < a.count; i++) {
-        if (a.places[i] != place) continue;
-        const int64_t row = a.rows[i];
+    for (int64_t i = 0; i < a.x.count; i++) {
+        if (a.x.places[i] != place) continue;
+        const int64_t row = a.x.rows[i];
         const auto at = [&](int64_t j) {
-            return __ddiv_rn((double)xdi_cuda_element(a.logits, row, a.ids[j]), a.temperature);
+            return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
         const double lse = xdi_cuda_block_lse(a.k, at);
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
@@ -6279,10 +6276,10 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
     }
 }
 
-static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_target_kernel<FIXED>, *a);
@@ -6315,7 +6312,7 @@ static __device__ inline int64_t xdi_cuda_block_argmax(const double *x, int64_t 
 }
 
 /* Means of both sides in place; the target is normalised when asked for. */
-static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_args &args, const xd_xtoken_chunk &c,
+static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args, const xd_xtoken_chunk &c,
                                                     double *q, double *a) {
     for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
         q[j] = __ddiv_rn(q[j], c.student);
@@ -6342,7 +6339,7 @@ static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double 
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
+xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
     double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
@@ -6372,7 +6369,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
     c->delta = dot * XD_XTOKEN_EPSILON / z * factor * c->student;
 }
 
-static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
@@ -6382,140 +6379,233 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
-/* The slot of an entry: a place in J, or the teacher id whose place is looked up; -1: it has none. */
-static __device__ inline int64_t xdi_cuda_xtoken_slot(const xd_xtoken_matrix &m, const int32_t *places,
-                                                      int32_t slot) {
-    if (places) return places[slot];
-    if (!m.sorted) return slot;
-    const int64_t at = xdi_cuda_lower_bound(m.sorted, m.k, (int64_t)slot);
-    return at < m.k && m.sorted[at] == slot ? at : -1;
+/* The places of teacher ids in J: what `prepare` leaves of a matrix. */
+static __host__ __device__ inline int32_t *xdi_cuda_xtoken_places(const xd_xtoken_matrix &m) {
+    return static_cast<int32_t *>(m.prepared);
 }
 
-/* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
-static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
-                                                     int64_t v, const double *dy) {
-    const xd_xtoken_matrix &m = a.matrix;
+/* (M dy)_v of a row of student ids, where these are the places of teacher ids in dy; -1: it has none. */
+static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
+                                                     int64_t id, const double *dy) {
     double sum = 0.0;
-    if (!m.begin) {
-        const int64_t id = v + a.first;
-        return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
-    }
-    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int64_t slot = xdi_cuda_xtoken_slot(m, places, m.slot[e]);
-        if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
+    for (int64_t e = m.row_begin[id]; e < m.row_begin[id + 1]; e++) {
+        const int64_t place = places[m.teacher_id[e]];
+        if (place >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[place]));
     }
     return sum;
 }
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], place = a.places[i];
-    const double largest = a.chunks[place].largest, *dy = a.student + place * a.matrix.k;
+xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
+    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
+    const xd_xtoken_projection &m = a.matrix.projection;
+    const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
+    if (largest == 0.0 || a.chunks[place].alone) return;
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t v = (int64_t)threadIdx.x; v < a.matrix.columns && largest != 0.0; v += XDI_CUDA_TEAM_BLOCK)
-        if (a.matrix.begin[v] != a.matrix.begin[v + 1])
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a, a.matrix.places, v, dy), largest),
-                                       (double)xdi_cuda_xtoken_p(a, row, v)));
+    for (int64_t v = (int64_t)threadIdx.x; v < a.x.columns; v += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t id = a.x.first + v;
+        if (m.row_begin[id] == m.row_begin[id + 1]) continue;
+        const double h = xdi_cuda_xtoken_back(m, xdi_cuda_xtoken_places(a.matrix), id, dy);
+        mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)xdi_cuda_xtoken_p(a.x, row, v)));
+    }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
 }
 
-static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_delta_kernel<FIXED>, *a);
     })
 }
 
-/* ---- gradient: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+/* ---- gradients: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+
+/* Which gradient it is; what is not of it is NULL. */
+struct xdi_cuda_xtoken_form {
+    xd_xtoken_gradient to;
+    xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
+    const int32_t *places;           /* of ids in dy */
+    const double *dy;                /* from row i's or its chunk's on */
+    const int64_t *offset;           /* lists: where dy of each chunk begins; places are those of the chunk */
+    int64_t k, ids;                  /* places there are of so many ids, for each list */
+    const double *delta, *slopes;
+    const float *u;
+    double scale;
+    const xd_xtoken_chunk *chunks; /* NULL: no row is left alone */
+    bool one_chunk, direct, rest;  /* direct: row i is chunk i, and the part of dy is factor M dy */
+};
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy;      /* of the row's chunk; NULL where nothing comes of it */
-    const int32_t *places; /* of the matrix, of the row's chunk */
+    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
+    const int32_t *places;
     double delta, ce, lse_one, factor;
     int64_t row, label;
-    bool add, soft, none;
+    bool add, soft;
 };
 
-static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
-    xdi_cuda_xtoken_line w = {};
-    w.row = a.rows ? a.rows[i] : i;
-    w.add = a.written && a.written[w.row] != 0;
-    w.delta = a.delta ? a.delta[i] : 0.0;
-    w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
-    if ((a.matrix.begin || a.matrix.places) && !w.none) {
-        const int64_t place = a.places ? a.places[i] : i;
-        w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
-        w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
-        w.factor = a.direct ? (a.chunks ? a.chunks[place].factor : 1.0) : 0.0;
+/* False for a row that is left alone. */
+static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
+                                                      xdi_cuda_xtoken_line *w) {
+    const xd_xtoken_rows &x = f.to.x;
+    w->row = f.rest ? i : x.rows[i];
+    w->add = f.to.written[w->row] != 0;
+    if (f.rest && w->add) return false;
+    const int64_t place = f.one_chunk || !f.chunks ? 0 : f.direct ? i : x.places[i];
+    if (f.chunks && f.chunks[place].largest == 0.0) return false;
+    w->delta = f.delta ? f.delta[i] : 0.0;
+    if (f.dy) {
+        w->dy = f.dy + (f.offset ? f.offset[place] : place * f.k);
+        w->places = f.offset ? f.places + place * f.ids : f.places;
+        w->factor = f.direct ? f.chunks[place].factor : 0.0;
     }
-    w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
-    if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
-    if (a.slopes) w.ce -= a.slopes[i];
-    if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
-    w.label = w.ce != 0.0 ? a.labels[w.row] - a.first : -1;
-    return w;
+    w->soft = !f.direct && (w->dy || w->delta != 0.0);
+    if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    if (f.slopes) w->ce -= f.slopes[i];
+    if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
+    w->label = w->ce != 0.0 ? f.to.labels[w->row] - x.first : -1;
+    return true;
 }
 
-static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, const xdi_cuda_xtoken_line &w,
-                                                       int64_t v, float z, float before) {
+/* (M dy)_v */
+static __device__ inline double xdi_cuda_xtoken_h(const xdi_cuda_xtoken_form &f, const xdi_cuda_xtoken_line &w,
+                                                  int64_t v) {
+    const int64_t id = v + f.to.x.first;
+    if (f.projection.row_begin) return xdi_cuda_xtoken_back(f.projection, w.places, id, w.dy);
+    return id < f.ids && w.places[id] >= 0 ? w.dy[w.places[id]] : 0.0;
+}
+
+static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_form &f,
+                                                       const xdi_cuda_xtoken_line &w, int64_t v, float z,
+                                                       float before) {
+    const double tau = f.to.x.temperature;
     double g = w.add ? (double)before : 0.0;
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
-    const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
+    const double p = w.soft ? (double)expf((float)((double)z / tau - f.to.x.lse[w.row])) : 0.0;
     if (w.dy) {
-        const double h = xdi_cuda_xtoken_back(a, w.places, v, w.dy);
-        return (float)(g + (a.direct ? w.factor * h : p * (h - w.delta) / a.temperature));
+        const double h = xdi_cuda_xtoken_h(f, w, v);
+        return (float)(g + (f.direct ? w.factor * h : p * (h - w.delta) / tau));
     }
-    return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
+    return (float)(f.u ? g + ((double)f.u[v] * f.scale - p * w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const xdi_cuda_xtoken_line w = xdi_cuda_xtoken_line_of(a, (int64_t)blockIdx.x);
-    const int64_t end = w.add ? a.columns : a.gradient.cols;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < end;
+xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) {
+    xdi_cuda_xtoken_line w = {};
+    const bool writes = xdi_cuda_xtoken_line_of(f, (int64_t)blockIdx.x, &w);
+    const int64_t columns = f.to.x.columns, end = w.add ? columns : f.to.rows.cols;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; writes && c < end;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        xdi_cuda_eight z = {}, out = {};
-        if (a.logits.data) z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
-        if (w.add) out = xdi_cuda_read_any(a.gradient, w.row, c, end);
+        const xdi_cuda_eight z = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
+        xdi_cuda_eight out = {};
+        if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.columns) out.at[i] = xdi_cuda_xtoken_element(a, w, c + i, z.at[i], out.at[i]);
-        xdi_cuda_write_any(a.gradient, w.row, c, end, out);
+            if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
+        xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
     }
     __syncthreads(); /* all have seen whether the row was written */
-    if (threadIdx.x == 0 && a.written) a.written[w.row] = 1;
+    if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
 }
 
-static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xdi_cuda_xtoken_form &f, int64_t count) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_gradient_kernel, *a);
+    if (count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_gradient_kernel, f);
 }
 
-/* ---- what the driver of a CPU does itself ---- */
+static xd_result xdi_cuda_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.projection = a->matrix.projection;
+    f.places = xdi_cuda_xtoken_places(a->matrix);
+    f.dy = a->dy;
+    f.k = a->matrix.k;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.u = a->u;
+    f.scale = a->scale;
+    f.delta = a->delta;
+    f.chunks = a->chunk;
+    f.one_chunk = true;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.places = a->slots;
+    f.ids = INT64_MAX; /* they are student ids */
+    f.dy = a->dy;
+    f.k = a->k;
+    f.chunks = a->chunks;
+    f.direct = true;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_label_gradient(const xd_launch *launch, const xd_xtoken_label_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.slopes = a->slopes;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = *to;
+    f.rest = true;
+    return xdi_cuda_xtoken_gradient(launch, f, to->x.logits.rows);
+}
+
+/* ---- places of ids ---- */
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_slots_args a) {
     const int64_t j = xdi_cuda_flat_index();
     if (j < a.k) a.slots[a.ids[j]] = (int32_t)j;
 }
 
-static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
-    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
+    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->size * sizeof *a->slots));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
 }
 
-/* xdi_cells_settle of one cell; what is not fixed is a value. */
+static size_t xdi_cuda_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+    return (size_t)m->projection.teacher_size * sizeof(int32_t);
+}
+
+static int64_t xdi_cuda_xtoken_project_scratch(int64_t, bool) {
+    return 0;
+}
+
+static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
+    return 0;
+}
+
+static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+    const xd_xtoken_slots_args a = { m->ids, m->k, m->projection.teacher_size, xdi_cuda_xtoken_places(*m) };
+    return xdi_cuda_xtoken_slots(launch, &a);
+}
+
+/* ---- cells ---- */
+
+/* xdi_cells_value */
 static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
     if (!fixed) return cells[i];
     const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
@@ -6525,29 +6615,29 @@ static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *ce
     return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
 }
 
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_settle_kernel(const double *cells, int64_t count,
+                                                                     double *out) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i < a.count) a.out[i] = xdi_cuda_cell_value(true, a.cells, i);
+    if (i < count) out[i] = xdi_cuda_cell_value(true, cells, i);
 }
 
-static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count, double *out) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
+    if (count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(count), xdi_cuda_xtoken_settle_kernel, cells, count, out);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_row_deltas_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.count) return;
     const xd_xtoken_chunk *c = a.chunks + a.places[i];
     const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 && !a.offset ? c->delta : delta;
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->alone ? c->delta : delta;
 }
 
-static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
@@ -6556,9 +6646,9 @@ static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xt
 
 /* One block a row. */
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = (int64_t)blockIdx.x;
-    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    const double largest = __ddiv_rn(a.lse[row], a.temperature);
     xdi_cuda_sums<1, true> mine;
     for (int64_t v = (int64_t)threadIdx.x; v < a.columns; v += XDI_CUDA_TEAM_BLOCK) {
         const double z = (double)xdi_cuda_element(a.logits, row, v);
@@ -6568,7 +6658,7 @@ xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, row, totals);
 }
 
-static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
@@ -6577,36 +6667,101 @@ static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtok
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const int64_t i = xdi_cuda_flat_index();
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
     if (i > 0) return;
-    a.chunks->value = kl;
-    a.chunks->delta = a.delta[0];
-    a.chunks->agree = a.delta[1] != 0.0;
-    a.chunks->largest = isfinite(kl + a.delta[0]) ? 1.0 : 0.0;
+    a.chunk->value = kl;
+    a.chunk->delta = a.merged[0];
+    a.chunk->agree = a.merged[1] != 0.0;
+    a.chunk->largest = isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
-static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = xdi_cuda_flat_index();
     if (row >= a.logits.rows) return;
-    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
-    a.row_lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+    const double largest = __ddiv_rn(a.lse[row], a.temperature);
+    a.lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
 }
 
-static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
+}
+
+/* ---- products with a projection: one warp a cell; back one block a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_product_kernel(const __grid_constant__ xd_xtoken_product_args a) {
+    const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    const xd_xtoken_projection &m = a.projection;
+    if (cell >= a.rows.rows * a.k) return;
+    const int64_t row = cell / a.k, column = a.ids ? a.ids[cell % a.k] : cell % a.k;
+    if (column < 0 || column >= m.teacher_size) return;
+    const int64_t begin = m.column_begin[column], end = m.column_begin[column + 1];
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
+        const int64_t v = m.student_id[e] - a.first;
+        if (v < 0 || v >= a.columns) continue;
+        mine.add_wide(0, __dmul_rn((double)m.column_weight[e], (double)xdi_cuda_element(a.rows, row, v)));
+    }
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) xdi_cuda_cell_join(a.cells, cell, totals);
+}
+
+static xd_result xdi_cuda_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->rows.rows * a->k == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->rows.rows * a->k, XDI_CUDA_WARP),
+                               xdi_cuda_xtoken_product_kernel<FIXED>, *a);
+    })
+}
+
+/* The place of an id in an ascending list; -1: it has none. */
+static __device__ inline int64_t xdi_cuda_xtoken_place(const int64_t *ids, int64_t k, int64_t id) {
+    if (!ids) return id;
+    const int64_t at = xdi_cuda_lower_bound(ids, k, id);
+    return at < k && ids[at] == id ? at : -1;
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_product_back_kernel(const __grid_constant__ xd_xtoken_product_args a) {
+    const int64_t row = (int64_t)blockIdx.x, *begin = a.projection.row_begin + a.first;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < a.rows.cols;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        xdi_cuda_eight out = {};
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            double sum = 0.0;
+            for (int64_t e = c + i < a.columns ? begin[c + i] : 0; c + i < a.columns && e < begin[c + i + 1]; e++) {
+                const int64_t j = xdi_cuda_xtoken_place(a.ids, a.k, a.projection.teacher_id[e]);
+                if (j < 0) continue;
+                sum = __dadd_rn(sum, __dmul_rn((double)a.projection.weight[e], a.weight[row * a.k + j]));
+            }
+            out.at[i] = (float)sum;
+        }
+        xdi_cuda_write_any(a.rows, row, c, a.rows.cols, out);
+    }
+}
+
+static xd_result xdi_cuda_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->rows.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows.rows, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_product_back_kernel, *a);
 }
 
 /* ---- table ---- */
@@ -6625,6 +6780,9 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_back_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
@@ -6632,17 +6790,27 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
+    kernels.matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
+    kernels.project_scratch = xdi_cuda_xtoken_project_scratch;
+    kernels.pick_scratch = xdi_cuda_xtoken_pick_scratch;
+    kernels.prepare = xdi_cuda_xtoken_prepare;
     kernels.project = xdi_cuda_xtoken_project;
     kernels.target = xdi_cuda_xtoken_target;
     kernels.divergence = xdi_cuda_xtoken_divergence;
     kernels.delta = xdi_cuda_xtoken_delta;
-    kernels.gradient = xdi_cuda_xtoken_gradient;
-    kernels.slots = xdi_cuda_xtoken_slots;
-    kernels.settle = xdi_cuda_xtoken_settle;
     kernels.row_deltas = xdi_cuda_xtoken_row_deltas;
-    kernels.row_sums = xdi_cuda_xtoken_row_sums;
     kernels.close = xdi_cuda_xtoken_close;
+    kernels.slots = xdi_cuda_xtoken_slots;
+    kernels.project_gradient = xdi_cuda_xtoken_project_gradient;
+    kernels.mean_gradient = xdi_cuda_xtoken_mean_gradient;
+    kernels.pick_gradient = xdi_cuda_xtoken_pick_gradient;
+    kernels.label_gradient = xdi_cuda_xtoken_label_gradient;
+    kernels.rest_gradient = xdi_cuda_xtoken_rest_gradient;
+    kernels.settle = xdi_cuda_xtoken_settle;
+    kernels.row_sums = xdi_cuda_xtoken_row_sums;
     kernels.row_logs = xdi_cuda_xtoken_row_logs;
+    kernels.product = xdi_cuda_xtoken_product;
+    kernels.product_back = xdi_cuda_xtoken_product_back;
     return kernels;
 }
 
@@ -6657,68 +6825,68 @@ enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
 /* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t row = a.rows[blockIdx.x];
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
+    const int64_t row = a.x.rows[blockIdx.x];
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float factor = (float)(XDI_CUDA_LOG2E / a.x.temperature);
     xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.columns;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+            if (c + i < a.x.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
         mine.end_eight();
     }
     const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
     if (threadIdx.x == 0)
         reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
-            counts ? (double)best.max / a.temperature + log(sum) : (double)NAN;
+            counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
 }
 
-/* `lse` holds those of a.rows in their order; NULL: a.lse those of all rows. */
+/* `lse` holds those of the rows at work in their order; NULL: a.x.lse has them. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const double *lse, bool first) {
+xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_args a, const double *lse, bool first) {
     const int64_t v = xdi_cuda_flat_index();
-    if (v >= a.columns) return;
+    if (v >= a.x.columns) return;
     if (first) {
         if (FIXED)
             xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(a.cells) + v, xd_fixed());
         else
             a.cells[v] = 0.0;
     }
-    for (int64_t i = 0; i < a.count; i++) {
-        const int64_t row = a.rows[i];
-        const double z = __ddiv_rn((double)xdi_cuda_element(a.logits, row, v), a.temperature);
-        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.lse[row]), a.scale);
+    for (int64_t i = 0; i < a.x.count; i++) {
+        const int64_t row = a.x.rows[i];
+        const double z = __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, v), a.x.temperature);
+        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.x.lse[row]), a.scale);
         xdi_cuda_cell_add<FIXED>(a.cells, v, term);
     }
 }
 
-static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
+    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->x.columns);
     int64_t first = 0;
     do {
-        xd_xtoken_args part = *a;
-        part.rows = a->rows + first;
-        if (!a->lse && a->count - first > XDI_CUDA_GOLD_ROWS)
-            part.count = XDI_CUDA_GOLD_ROWS;
+        xd_xtoken_log_probs_args part = *a;
+        part.x.rows = a->x.rows + first;
+        if (!a->x.lse && a->x.count - first > XDI_CUDA_GOLD_ROWS)
+            part.x.count = XDI_CUDA_GOLD_ROWS;
         else
-            part.count = a->count - first;
-        const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
-        if (lse && part.count > 0)
-            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+            part.x.count = a->x.count - first;
+        const double *lse = a->x.lse ? NULL : reinterpret_cast<const double *>(a->scratch);
+        if (lse && part.x.count > 0)
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
                                     xdi_cuda_xtoken_lse_kernel, part));
         XDI_CUDA_CELLS(a->fixed, FIXED, {
             XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
         })
-        first += part.count;
-    } while (first < a->count);
+        first += part.x.count;
+    } while (first < a->x.count);
     return XD_OK;
 }
 
@@ -6743,21 +6911,21 @@ static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) 
 }
 
 template <bool FIXED>
-static __device__ inline void xdi_cuda_gold_put(const xd_xtoken_args &a, const xdi_cuda_sums<1, FIXED> &mine,
+static __device__ inline void xdi_cuda_gold_put(float *scratch, const xdi_cuda_sums<1, FIXED> &mine,
                                                 xdi_cuda_top best, xdi_cuda_top other) {
     const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
     const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
     other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
     if (threadIdx.x != 0) return;
-    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    const xdi_cuda_gold_parts<FIXED> parts(scratch);
     parts.sum[blockIdx.x] = totals;
     parts.best[blockIdx.x] = best;
     parts.other[blockIdx.x] = other;
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_pair_args a) {
     xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t i = xdi_cuda_flat_index(); i < a.pairs; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
@@ -6771,17 +6939,17 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_
         mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
         a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
     }
-    xdi_cuda_gold_put<FIXED>(a, mine, best, other);
+    xdi_cuda_gold_put<FIXED>(a.scratch, mine, best, other);
 }
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_total_args a) {
     const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t v = xdi_cuda_flat_index(); v < a.columns; v += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
         mine.add_wide(0, (double)a.u[v]);
-    xdi_cuda_gold_put<FIXED>(a, mine, none, none);
+    xdi_cuda_gold_put<FIXED>(a.scratch, mine, none, none);
 }
 
 /* The pair that a list names when it is read in order: a NaN in front is never passed. */
@@ -6789,9 +6957,9 @@ static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool fron
     return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
 }
 
-/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `a.best` the likeliest pairs. */
+/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `best` the likeliest pairs. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_args a,
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_pair_args a,
                                                                      int64_t blocks) {
     xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
     const xdi_cuda_top none = best;
@@ -6821,14 +6989,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __gri
 static int64_t xdi_cuda_gold_blocks(int64_t count) {
     static_assert(XDI_CUDA_GOLD_BLOCKS *
                           (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
-                      XD_XTOKEN_SCRATCH(0) * sizeof(float),
+                      XD_XTOKEN_SCRATCH * sizeof(float),
                   "parts fit");
-    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH(0) * sizeof(float), "rows fit");
+    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH * sizeof(float), "rows fit");
     const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
     return blocks < 1 ? 1 : blocks < XDI_CUDA_GOLD_BLOCKS ? blocks : (int64_t)XDI_CUDA_GOLD_BLOCKS;
 }
 
-static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     const int64_t blocks = xdi_cuda_gold_blocks(a->pairs);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
@@ -6841,17 +7009,18 @@ static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
     })
 }
 
-static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const int64_t blocks = xdi_cuda_gold_blocks(a->columns);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
-    xd_xtoken_args total = *a;
+    xd_xtoken_pair_args sum = {}; /* without pairs */
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    total.best = NULL;
+    sum.cells = a->cells;
+    sum.scratch = a->scratch;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
-        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, *a));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, sum, blocks);
     })
 }
 
@@ -7010,27 +7179,27 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
 /* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], first = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a) {
+    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], first = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
     xdi_cuda_sums<1, false> sums, entropies;
-    for (int64_t c = first; counts && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+    for (int64_t c = first; counts && c < a.x.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++)
-            if (c + j < a.columns) sums.add(0, expf(__fsub_rn(x.at[j], best.max)));
+            if (c + j < a.x.columns) sums.add(0, expf(__fsub_rn(x.at[j], best.max)));
         sums.end_eight();
     }
     const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums).sum[0];
     const double log_sum = counts ? log(sum) : (double)NAN;
-    for (int64_t c = first; a.entropy && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+    for (int64_t c = first; a.entropy && c < a.x.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
                 exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1 f32 has no logarithm */
-            if (c + j < a.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
+            if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
         }
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
@@ -7041,35 +7210,35 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
     out[XD_XTOKEN_LOG_SUM] = log_sum;
     out[XD_XTOKEN_ENTROPY] = a.entropy && !counts ? (double)NAN : entropy;
     out[XD_XTOKEN_LABEL] =
-        label >= 0 && label < a.columns ? (double)xdi_cuda_element(a.logits, row, label) : (double)NAN;
+        label >= 0 && label < a.x.columns ? (double)xdi_cuda_element(a.x.logits, row, label) : (double)NAN;
 }
 
-static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+    if (a->x.count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
 /* ---- pick: one thread an entry ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i >= a.count * a.k) return;
-    const int64_t v = a.ids[i % a.k] - a.first;
+    if (i >= a.x.count * a.k) return;
+    const int64_t v = a.ids[i % a.k] - a.x.first;
     double value = -(double)INFINITY;
-    if (v >= 0 && v < a.columns)
-        value = __dadd_rn(a.add ? a.cells[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.logits, a.rows[i / a.k], v)));
-    a.cells[i] = value;
+    if (v >= 0 && v < a.x.columns)
+        value = __dadd_rn(a.add ? a.out[i] : 0.0,
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, a.x.rows[i / a.k], v)));
+    a.out[i] = value;
 }
 
-static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count * a->k == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
+    if (a->x.count * a->k == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->x.count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
 
 /* ---- compare: one block a row, whose two lists stay in the cache ---- */
@@ -7082,7 +7251,7 @@ static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) 
 
 /* A thread reads and writes its own entries alone, but for the likeliest ones. */
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a) {
     xd_xtoken_chunk *chunk = a.chunks + blockIdx.x;
     double *s = a.student + (int64_t)blockIdx.x * a.k, *t = a.teacher + (int64_t)blockIdx.x * a.k;
     const int64_t first = (int64_t)threadIdx.x;
@@ -7113,7 +7282,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
     chunk->largest = isfinite(value) ? 1.0 : 0.0;
 }
 
-static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
@@ -7138,8 +7307,8 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
 /* Losses across tokenizers whose chunks have lists of columns of their own: kernel/cpu/xtoken.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
-static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_args &a, int64_t entry) {
-    int64_t low = 0, high = a.place_count - 1;
+static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, int64_t entry) {
+    int64_t low = 0, high = a.count - 1;
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
         if (a.offset[middle] <= entry)
@@ -7152,21 +7321,21 @@ static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_args &a, in
 
 /* Adds scale (p M) of one teacher id, of this shard's columns: the terms first, first + step, ... of the id's. */
 template <bool FIXED>
-static __device__ inline void xdi_cuda_list_add(const xd_xtoken_args &a, int64_t row, int32_t id,
+static __device__ inline void xdi_cuda_list_add(const xd_xtoken_list_args &a, int64_t row, int32_t id,
                                                 double scale, int64_t first, int64_t step,
                                                 xdi_cuda_sums<1, FIXED> *sum) {
-    const xd_xtoken_matrix &m = a.matrix;
+    const xd_xtoken_projection &m = a.lists.projection;
     if (!m.column_begin) {
-        const int64_t v = id - a.first;
-        if (first == 0 && v >= 0 && v < a.columns)
-            sum->add_wide(0, __dmul_rn(scale, (double)xdi_cuda_xtoken_p(a, row, v)));
+        const int64_t v = id - a.x.first;
+        if (first == 0 && v >= 0 && v < a.x.columns)
+            sum->add_wide(0, __dmul_rn(scale, (double)xdi_cuda_xtoken_p(a.x, row, v)));
         return;
     }
     for (int64_t e = m.column_begin[id] + first; e < m.column_begin[id + 1]; e += step) {
-        const int64_t v = m.column_student[e] - a.first;
-        if (v < 0 || v >= a.columns) continue;
+        const int64_t v = m.student_id[e] - a.x.first;
+        if (v < 0 || v >= a.x.columns) continue;
         const double weight = __dmul_rn((double)m.column_weight[e], scale);
-        sum->add_wide(0, __dmul_rn(weight, (double)xdi_cuda_xtoken_p(a, row, v)));
+        sum->add_wide(0, __dmul_rn(weight, (double)xdi_cuda_xtoken_p(a.x, row, v)));
     }
 }
 
@@ -7174,24 +7343,24 @@ static __device__ inline void xdi_cuda_list_add(const xd_xtoken_args &a, int64_t
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     const int64_t entry = xdi_cuda_team_row<XDI_CUDA_WARP>(), lane = xdi_cuda_team_thread<XDI_CUDA_WARP>();
-    if (entry >= a.k) return;
-    const int64_t place = xdi_cuda_list_place(a, entry);
+    if (entry >= a.lists.entries) return;
+    const int64_t place = xdi_cuda_list_place(a.lists, entry);
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t r = 0; r < a.count; r++)
-        if (a.places[r] == place)
-            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[entry], 1.0, lane, XDI_CUDA_WARP, &mine);
+    for (int64_t r = 0; r < a.x.count; r++)
+        if (a.x.places[r] == place)
+            xdi_cuda_list_add<FIXED>(a, a.x.rows[r], a.lists.ids[entry], 1.0, lane, XDI_CUDA_WARP, &mine);
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
     if (lane == 0) xdi_cuda_cell_join(a.cells, entry, totals);
 }
 
-static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0 || a->k == 0) return XD_OK;
+    if (a->x.count == 0 || a->lists.entries == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->k, XDI_CUDA_WARP),
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->lists.entries, XDI_CUDA_WARP),
                                xdi_cuda_list_project_kernel<FIXED>, *a);
     })
 }
@@ -7205,9 +7374,9 @@ static __device__ inline double xdi_cuda_list_term(double q, double a, bool reve
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     xd_xtoken_chunk *c = a.chunks + blockIdx.x;
-    const int64_t begin = a.offset[blockIdx.x], n = a.offset[blockIdx.x + 1] - begin;
+    const int64_t begin = a.lists.offset[blockIdx.x], n = a.lists.offset[blockIdx.x + 1] - begin;
     const int64_t first = (int64_t)threadIdx.x;
     double *q = a.student + begin, inside = 0.0, target = 0.0, value = 0.0, largest = 0.0, slope = 0.0;
     const double *t = a.teacher + begin;
@@ -7234,11 +7403,11 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
     c->largest = largest;
 }
 
-static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->place_count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
+    if (a->lists.count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->lists.count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_list_divergence_kernel, *a);
 }
 
@@ -7246,43 +7415,59 @@ static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtok
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t r = (int64_t)blockIdx.x, place = a.places[r], end = a.offset[place + 1];
+xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_list_args a) {
+    const int64_t r = (int64_t)blockIdx.x, place = a.x.places[r], end = a.lists.offset[place + 1];
     const double largest = a.chunks[place].largest;
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = a.offset[place] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK)
+    for (int64_t i = a.lists.offset[place] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK)
         if (a.student[i] != 0.0)
-            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[i], __ddiv_rn(a.student[i], largest), 0, 1, &mine);
+            xdi_cuda_list_add<FIXED>(a, a.x.rows[r], a.lists.ids[i], __ddiv_rn(a.student[i], largest), 0, 1, &mine);
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, r, totals);
 }
 
-static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_list_delta_kernel<FIXED>, *a);
     })
 }
 
-/* ---- list_slots: one thread an entry of the lists ---- */
+/* ---- list_gradient: the places of all ids in each chunk's list, one thread an entry; then as other gradients ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t entry = xdi_cuda_flat_index();
-    if (entry >= a.k) return;
-    const int64_t place = xdi_cuda_list_place(a, entry);
-    a.slots[place * a.vocabulary + a.list[entry]] = (int32_t)(entry - a.offset[place]);
+static size_t xdi_cuda_list_bytes(int64_t, const xd_xtoken_lists *lists) {
+    return (size_t)(lists->count * lists->projection.teacher_size) * sizeof(int32_t);
 }
 
-static xd_result xdi_cuda_list_slots(const xd_launch *launch, const xd_xtoken_args *a) {
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_list_slots_kernel(const __grid_constant__ xd_xtoken_lists lists, int32_t *slots) {
+    const int64_t entry = xdi_cuda_flat_index();
+    if (entry >= lists.entries) return;
+    const int64_t place = xdi_cuda_list_place(lists, entry);
+    slots[place * lists.projection.teacher_size + lists.ids[entry]] = (int32_t)(entry - lists.offset[place]);
+}
+
+static xd_result xdi_cuda_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a) {
+    int32_t *slots = static_cast<int32_t *>(a->scratch);
+    xdi_cuda_xtoken_form f = {};
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->k == 0) return XD_OK;
-    XD_TRY(
-        xdi_cuda_fill(launch, a->slots, 0xff, (size_t)(a->place_count * a->vocabulary) * sizeof *a->slots));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_slots_kernel, *a);
+    if (a->to.x.count == 0 || a->lists.entries == 0) return XD_OK;
+    XD_TRY(xdi_cuda_fill(launch, slots, 0xff, xdi_cuda_list_bytes(a->to.x.columns, &a->lists)));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->lists.entries), xdi_cuda_list_slots_kernel, a->lists,
+                            slots));
+    f.to = a->to;
+    f.projection = a->lists.projection;
+    f.places = slots;
+    f.ids = a->lists.projection.teacher_size;
+    f.offset = a->lists.offset;
+    f.dy = a->dy;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
 }
 
 static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
@@ -7298,7 +7483,8 @@ static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
     kernels->list_project = xdi_cuda_list_project;
     kernels->list_divergence = xdi_cuda_list_divergence;
     kernels->list_delta = xdi_cuda_list_delta;
-    kernels->list_slots = xdi_cuda_list_slots;
+    kernels->list_bytes = xdi_cuda_list_bytes;
+    kernels->list_gradient = xdi_cuda_list_gradient;
 }
 
 /* >>cuda/xtoken_chunks.cu */
@@ -8059,4 +8245,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 a0360799be1b4a5bc04c4bedcf33e56d28e040e9529bfbe3399297a696afe427 */
+/* xdistill sha256 b60af6c02cebc96b2c4a3824f479e20bdb3e63e155bb7ebf8c2f64c353acd34e */

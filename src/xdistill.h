@@ -302,19 +302,21 @@
 
 #ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/internal.h"
-#include "xtoken/check.c"
-#include "xtoken/xtoken.c"
-#include "xtoken/projected.c"
-#include "xtoken/device.c"
-#include "xtoken/device_gold.c"
-#include "xtoken/device_same.c"
-#include "xtoken/device_cached.c"
+#include "xtoken/teacher.c"
+#include "xtoken/cells.c"
 #include "xtoken/share.c"
+#include "xtoken/work.c"
+#include "xtoken/projected.c"
 #include "xtoken/gold.c"
 #include "xtoken/same.c"
 #include "xtoken/cached.c"
 #include "xtoken/likelihood.c"
+#include "xtoken/kinds.c"
+#include "xtoken/check.c"
+#include "xtoken/layout.c"
 #include "xtoken/score.c"
+#include "xtoken/rows.c"
+#include "xtoken/xtoken.c"
 #include "xtoken/uld.c"
 #endif
 

@@ -226,15 +226,15 @@ XD_TEST(every_level_has_the_moments_of_the_plain_one) {
     for (int form = 0; form < 4; form++) {
         void *data = copy_of(x, COUNT * TEACHER, form / 2 == 1);
         double moments[2][COUNT * XD_XTOKEN_MOMENTS];
-        xd_xtoken_args a;
+        xd_xtoken_moments_args a;
         memset(&a, 0, sizeof a);
-        a.logits.data = data;
-        a.logits.dtype = form / 2 == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
-        a.logits.rows = COUNT;
-        a.logits.cols = a.columns = TEACHER;
-        a.rows = rows;
+        a.x.logits.data = data;
+        a.x.logits.dtype = form / 2 == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        a.x.logits.rows = COUNT;
+        a.x.logits.cols = a.x.columns = TEACHER;
+        a.x.rows = rows;
+        a.x.count = COUNT;
         a.labels = labels;
-        a.count = COUNT;
         a.entropy = form % 2 == 1;
         XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
             xd_ctx_desc desc;

@@ -2,7 +2,6 @@
 
 #include "align/chunks.h"
 #include "align/internal.h"
-#include "kernel/cells.h"
 #include "loss/internal.h"
 
 #include <string.h>
@@ -56,19 +55,6 @@ static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *row
     return a;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
-    const xd_kernels *kernels = xd_ctx_kernels(ctx);
-    const xd_launch launch = xd_ctx_launch(ctx);
-    xd_xtoken_args a;
-    memset(&a, 0, sizeof a);
-    a.cells = cells;
-    a.count = count;
-    a.out = out;
-    if (kernels->device != XD_DEVICE_CPU) return kernels->xtoken.settle(&launch, &a);
-    xdi_cells_settle(cells, count);
-    return kernels->memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
-}
-
 /* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
 static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
@@ -95,7 +81,10 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     }
     result = xdi_vocab_agree(NULL, map->comm, result);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
-    if (result == XD_OK && fixed) result = xdi_xtoken_settle(ctx, a.out, cells, sums);
+    if (result == XD_OK && fixed) {
+        const xd_launch launch = xd_ctx_launch(ctx);
+        result = xd_ctx_kernels(ctx)->xtoken.settle(&launch, a.out, cells, sums);
+    }
     if (fixed) xdi_call_memory_done(ctx, a.out);
     return result == XD_OK ? xdi_chunks_count(map, sizes) : result;
 }

@@ -2,7 +2,6 @@
 
 #include "align/internal.h"
 #include "align/project.h"
-#include "kernel/cells.h"
 #include "loss/internal.h"
 
 #include <string.h>
@@ -56,6 +55,12 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
 XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
     xd_ctx_kernels(ctx)->memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
     memset(projection, 0, sizeof *projection);
+}
+
+XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m) {
+    const xd_xtoken_projection p = { m->teacher_size, m->row_begin,  m->teacher_id,   m->weight,
+                                     m->column_begin, m->student_id, m->column_weight };
+    return p;
 }
 
 /* ---- products ---- */
@@ -137,70 +142,26 @@ static void xdi_project_close(xdi_project_call *p) {
     xd_projection_unload(p->ctx, &p->copied);
 }
 
-/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                 int64_t end) {
-    xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
-    while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
-    while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
-    return span;
-}
-
-XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
-                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
-                                        int32_t *slot, float *weight) {
-    int64_t n = 0;
-    for (int64_t id = 0; id < m->teacher_size; id++) slots[id] = -1;
-    for (int64_t j = 0; j < k; j++) slots[ids[j]] = (int32_t)j;
-    for (int64_t v = begin; v < end; v++) {
-        row_begin[v - begin] = n;
-        for (int64_t e = m->row_begin[v]; e < m->row_begin[v + 1]; e++) {
-            const int32_t at = slots[m->teacher_id[e]];
-            if (at < 0) continue;
-            student[n] = (int32_t)(v - begin);
-            slot[n] = at;
-            weight[n++] = m->weight[e];
-        }
-    }
-    row_begin[end - begin] = n;
-}
-
-static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int64_t row, double *cells) {
-    const xd_projection *m = &p->m;
-    const int64_t first = p->vocab.begin;
-    for (int64_t j = 0; j < p->k; j++) {
-        const xdi_projection_span span =
-            xdi_projection_column(m, p->columns ? p->columns[j] : j, first, p->vocab.end);
-        for (int64_t e = span.begin; e < span.end; e++)
-            xdi_cells_add(p->fixed, cells, row * p->k + j,
-                          (double)m->column_weight[e] * xdi_loss_load(probs, row, m->student_id[e] - first));
-    }
+static xd_xtoken_product_args xdi_project_args(const xdi_project_call *p, const xd_rows *rows) {
+    xd_xtoken_product_args a;
+    memset(&a, 0, sizeof a);
+    a.rows = *rows;
+    a.first = p->vocab.begin;
+    a.columns = p->vocab.end - p->vocab.begin;
+    a.projection = xdi_projection_for_kernels(&p->m);
+    a.ids = p->columns;
+    a.k = p->k;
+    a.fixed = p->fixed;
+    return a;
 }
 
 /* cells [rows, k] = P M for this rank's columns. */
 static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
     const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
-    xd_xtoken_args a;
-    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
-    for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
-    if (!p->on_device) return XD_OK;
-    memset(&a, 0, sizeof a);
-    a.logits = *probs;
-    a.first = p->vocab.begin;
-    a.count = a.place_count = probs->rows;
-    a.ids = p->columns;
-    a.vocabulary = p->m.teacher_size;
+    xd_xtoken_product_args a = xdi_project_args(p, probs);
     a.cells = cells;
-    a.fixed = p->fixed;
-    a.matrix.columns = p->vocab.end - p->vocab.begin;
-    a.matrix.k = p->k;
-    a.matrix.column_begin = p->m.column_begin;
-    a.matrix.column_student = p->m.student_id;
-    a.matrix.column_weight = p->m.column_weight;
-    return p->kernels->xtoken.project(&p->launch, &a);
+    XD_TRY(p->kernels->memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    return p->kernels->xtoken.product(&p->launch, &a);
 }
 
 /* In INVARIANT mode, tile after tile of rows. */
@@ -214,7 +175,7 @@ static xd_result xdi_project_fixed(const xdi_project_call *p, const xd_rows *pro
         XD_TRY(xdi_project_rows(p, &part, p->cells));
         if (p->vocab.tp)
             XD_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
-        XD_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
+        XD_TRY(p->kernels->xtoken.settle(&p->launch, p->cells, count, out + row * p->k));
     }
     return XD_OK;
 }
@@ -245,62 +206,17 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_project
     return result;
 }
 
-/* The place of a teacher id among the columns; -1 when it is not there. */
-static int64_t xdi_project_place(const int64_t *columns, int64_t k, int64_t id) {
-    int64_t low = 0, high = k;
-    if (!columns) return id;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (columns[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < k && columns[low] == id ? low : -1;
-}
-
-static void xdi_project_row_backward(const xdi_project_call *p, const double *weight, const xd_rows *gradient,
-                                     int64_t row) {
-    const xd_projection *m = &p->m;
-    for (int64_t v = 0; v < gradient->cols; v++) {
-        const int64_t id = p->vocab.begin + v;
-        double sum = 0.0;
-        for (int64_t e = id < p->vocab.end ? m->row_begin[id] : 0;
-             id < p->vocab.end && e < m->row_begin[id + 1]; e++) {
-            const int64_t j = xdi_project_place(p->columns, p->k, m->teacher_id[e]);
-            if (j >= 0) sum += (double)m->weight[e] * weight[row * p->k + j];
-        }
-        xdi_loss_store(gradient, row, v, sum);
-    }
-}
-
-static xd_result xdi_project_there_backward(const xdi_project_call *p, const double *weight,
-                                            const xd_rows *gradient) {
-    xd_xtoken_args a;
-    memset(&a, 0, sizeof a);
-    a.gradient = *gradient;
-    a.columns = p->vocab.end - p->vocab.begin;
-    a.count = gradient->rows;
-    a.k = p->k;
-    a.student = (double *)(uintptr_t)weight; /* read alone */
-    a.direct = true;
-    a.matrix.k = p->k;
-    a.matrix.begin = p->m.row_begin + p->vocab.begin;
-    a.matrix.slot = p->m.teacher_id;
-    a.matrix.weight = p->m.weight;
-    a.matrix.sorted = p->columns;
-    return p->kernels->xtoken.gradient(&p->launch, &a);
-}
-
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient) {
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
-    for (int64_t row = 0; row < gradient.rows && result == XD_OK && !p.on_device; row++)
-        xdi_project_row_backward(&p, weight, &gradient, row);
-    if (result == XD_OK && p.on_device) result = xdi_project_there_backward(&p, weight, &gradient);
+    if (result == XD_OK) {
+        xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
+        a.weight = weight;
+        result = p.kernels->xtoken.product_back(&p.launch, &a);
+    }
     xdi_project_close(&p);
     return result;
 }

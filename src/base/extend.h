@@ -7,7 +7,7 @@
 
 /* For companion headers and backends of your own (a second translation unit sees nothing private). */
 
-/* Records a failure in the context, sends it to the logger and returns `result`; XD_FAIL adds the place. */
+/* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
                          const char *format, ...) XD_PRINTF(6, 7);
 
@@ -38,10 +38,15 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 #define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
-/* Fails with the message unless the condition holds. This and XD_TRY are the only macros that return. */
+/* The only two macros that return. */
 #define XD_REQUIRE(ctx, condition, result, ...)                         \
     do {                                                                \
         if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
+    } while (0)
+#define XD_TRY(expression)                                  \
+    do {                                                    \
+        const xd_result xdi_try_result = (expression);      \
+        if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
 #endif

@@ -49,11 +49,4 @@ XD_API const char *xd_result_name(xd_result result);
 /* One line that explains the kind of error. A constant string. */
 XD_API const char *xd_result_text(xd_result result);
 
-/* In a function that returns an xd_result: hands a failure of the call on to its own caller. */
-#define XD_TRY(expression)                                  \
-    do {                                                    \
-        const xd_result xdi_try_result = (expression);      \
-        if (xdi_try_result != XD_OK) return xdi_try_result; \
-    } while (0)
-
 #endif

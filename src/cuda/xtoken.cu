@@ -37,10 +37,9 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
     if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
 }
 
-static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_t row, int64_t column) {
-    if (!a.lse) return xdi_cuda_element(a.logits, row, column);
-    const double z = (double)xdi_cuda_element(a.logits, row, column);
-    return expf((float)__dsub_rn(__ddiv_rn(z, a.temperature), a.lse[row]));
+static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_t row, int64_t column) {
+    const double z = (double)xdi_cuda_element(x.logits, row, column);
+    return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
 /* Runs the statements with FIXED as what the cells are. */
@@ -57,32 +56,30 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a) {
     const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>(), k = a.matrix.k;
+    const xd_xtoken_projection &m = a.matrix.projection;
     if (cell >= a.place_count * k) return;
-    const int64_t place = cell / k, column = a.ids ? a.ids[cell % k] : cell % k;
-    if (a.vocabulary > 0 && (column < 0 || column >= a.vocabulary)) return;
-    const int64_t begin = a.matrix.column_begin[column], end = a.matrix.column_begin[column + 1];
-    const int64_t last = a.places ? a.count : place + 1;
+    const int64_t place = cell / k, column = a.matrix.ids[cell % k];
+    const int64_t begin = m.column_begin[column], end = m.column_begin[column + 1];
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = a.places ? 0 : place; i < last; i++) {
-        if (a.places && a.places[i] != place) continue;
-        const int64_t row = a.rows ? a.rows[i] : i;
+    for (int64_t i = 0; i < a.x.count; i++) {
+        if (a.x.places[i] != place) continue;
+        const int64_t row = a.x.rows[i];
         for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
-            const int64_t v = a.matrix.column_student[e] - a.first;
-            if (v < 0 || v >= a.matrix.columns) continue;
-            mine.add_wide(0,
-                          __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, row, v)));
+            const int64_t v = m.student_id[e] - a.x.first;
+            if (v < 0 || v >= a.x.columns) continue;
+            mine.add_wide(0, __dmul_rn((double)m.column_weight[e], (double)xdi_cuda_xtoken_p(a.x, row, v)));
         }
     }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) xdi_cuda_cell_join(a.cells, cell, totals);
 }
 
-static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->place_count * a->matrix.k, XDI_CUDA_WARP),
                                xdi_cuda_xtoken_project_kernel<FIXED>, *a);
@@ -115,13 +112,13 @@ template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
     const int64_t place = (int64_t)blockIdx.x;
-    for (int64_t i = 0; i < a.count; i++) {
-        if (a.places[i] != place) continue;
-        const int64_t row = a.rows[i];
+    for (int64_t i = 0; i < a.x.count; i++) {
+        if (a.x.places[i] != place) continue;
+        const int64_t row = a.x.rows[i];
         const auto at = [&](int64_t j) {
-            return __ddiv_rn((double)xdi_cuda_element(a.logits, row, a.ids[j]), a.temperature);
+            return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
         const double lse = xdi_cuda_block_lse(a.k, at);
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
@@ -129,10 +126,10 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
     }
 }
 
-static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_target_kernel<FIXED>, *a);
@@ -165,7 +162,7 @@ static __device__ inline int64_t xdi_cuda_block_argmax(const double *x, int64_t 
 }
 
 /* Means of both sides in place; the target is normalised when asked for. */
-static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_args &args, const xd_xtoken_chunk &c,
+static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args, const xd_xtoken_chunk &c,
                                                     double *q, double *a) {
     for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
         q[j] = __ddiv_rn(q[j], c.student);
@@ -192,7 +189,7 @@ static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double 
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
+xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
     double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
@@ -222,7 +219,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
     c->delta = dot * XD_XTOKEN_EPSILON / z * factor * c->student;
 }
 
-static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->place_count == 0) return XD_OK;
@@ -232,140 +229,233 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
-/* The slot of an entry: a place in J, or the teacher id whose place is looked up; -1: it has none. */
-static __device__ inline int64_t xdi_cuda_xtoken_slot(const xd_xtoken_matrix &m, const int32_t *places,
-                                                      int32_t slot) {
-    if (places) return places[slot];
-    if (!m.sorted) return slot;
-    const int64_t at = xdi_cuda_lower_bound(m.sorted, m.k, (int64_t)slot);
-    return at < m.k && m.sorted[at] == slot ? at : -1;
+/* The places of teacher ids in J: what `prepare` leaves of a matrix. */
+static __host__ __device__ inline int32_t *xdi_cuda_xtoken_places(const xd_xtoken_matrix &m) {
+    return static_cast<int32_t *>(m.prepared);
 }
 
-/* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
-static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
-                                                     int64_t v, const double *dy) {
-    const xd_xtoken_matrix &m = a.matrix;
+/* (M dy)_v of a row of student ids, where these are the places of teacher ids in dy; -1: it has none. */
+static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
+                                                     int64_t id, const double *dy) {
     double sum = 0.0;
-    if (!m.begin) {
-        const int64_t id = v + a.first;
-        return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
-    }
-    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int64_t slot = xdi_cuda_xtoken_slot(m, places, m.slot[e]);
-        if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
+    for (int64_t e = m.row_begin[id]; e < m.row_begin[id + 1]; e++) {
+        const int64_t place = places[m.teacher_id[e]];
+        if (place >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[place]));
     }
     return sum;
 }
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], place = a.places[i];
-    const double largest = a.chunks[place].largest, *dy = a.student + place * a.matrix.k;
+xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
+    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
+    const xd_xtoken_projection &m = a.matrix.projection;
+    const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
+    if (largest == 0.0 || a.chunks[place].alone) return;
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t v = (int64_t)threadIdx.x; v < a.matrix.columns && largest != 0.0; v += XDI_CUDA_TEAM_BLOCK)
-        if (a.matrix.begin[v] != a.matrix.begin[v + 1])
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a, a.matrix.places, v, dy), largest),
-                                       (double)xdi_cuda_xtoken_p(a, row, v)));
+    for (int64_t v = (int64_t)threadIdx.x; v < a.x.columns; v += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t id = a.x.first + v;
+        if (m.row_begin[id] == m.row_begin[id + 1]) continue;
+        const double h = xdi_cuda_xtoken_back(m, xdi_cuda_xtoken_places(a.matrix), id, dy);
+        mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)xdi_cuda_xtoken_p(a.x, row, v)));
+    }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
 }
 
-static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
+    if (a->x.count == 0) return XD_OK;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
                                xdi_cuda_xtoken_delta_kernel<FIXED>, *a);
     })
 }
 
-/* ---- gradient: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+/* ---- gradients: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+
+/* Which gradient it is; what is not of it is NULL. */
+struct xdi_cuda_xtoken_form {
+    xd_xtoken_gradient to;
+    xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
+    const int32_t *places;           /* of ids in dy */
+    const double *dy;                /* from row i's or its chunk's on */
+    const int64_t *offset;           /* lists: where dy of each chunk begins; places are those of the chunk */
+    int64_t k, ids;                  /* places there are of so many ids, for each list */
+    const double *delta, *slopes;
+    const float *u;
+    double scale;
+    const xd_xtoken_chunk *chunks; /* NULL: no row is left alone */
+    bool one_chunk, direct, rest;  /* direct: row i is chunk i, and the part of dy is factor M dy */
+};
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy;      /* of the row's chunk; NULL where nothing comes of it */
-    const int32_t *places; /* of the matrix, of the row's chunk */
+    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
+    const int32_t *places;
     double delta, ce, lse_one, factor;
     int64_t row, label;
-    bool add, soft, none;
+    bool add, soft;
 };
 
-static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
-    xdi_cuda_xtoken_line w = {};
-    w.row = a.rows ? a.rows[i] : i;
-    w.add = a.written && a.written[w.row] != 0;
-    w.delta = a.delta ? a.delta[i] : 0.0;
-    w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
-    if ((a.matrix.begin || a.matrix.places) && !w.none) {
-        const int64_t place = a.places ? a.places[i] : i;
-        w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
-        w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
-        w.factor = a.direct ? (a.chunks ? a.chunks[place].factor : 1.0) : 0.0;
+/* False for a row that is left alone. */
+static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
+                                                      xdi_cuda_xtoken_line *w) {
+    const xd_xtoken_rows &x = f.to.x;
+    w->row = f.rest ? i : x.rows[i];
+    w->add = f.to.written[w->row] != 0;
+    if (f.rest && w->add) return false;
+    const int64_t place = f.one_chunk || !f.chunks ? 0 : f.direct ? i : x.places[i];
+    if (f.chunks && f.chunks[place].largest == 0.0) return false;
+    w->delta = f.delta ? f.delta[i] : 0.0;
+    if (f.dy) {
+        w->dy = f.dy + (f.offset ? f.offset[place] : place * f.k);
+        w->places = f.offset ? f.places + place * f.ids : f.places;
+        w->factor = f.direct ? f.chunks[place].factor : 0.0;
     }
-    w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
-    if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
-    if (a.slopes) w.ce -= a.slopes[i];
-    if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
-    w.label = w.ce != 0.0 ? a.labels[w.row] - a.first : -1;
-    return w;
+    w->soft = !f.direct && (w->dy || w->delta != 0.0);
+    if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    if (f.slopes) w->ce -= f.slopes[i];
+    if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
+    w->label = w->ce != 0.0 ? f.to.labels[w->row] - x.first : -1;
+    return true;
 }
 
-static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, const xdi_cuda_xtoken_line &w,
-                                                       int64_t v, float z, float before) {
+/* (M dy)_v */
+static __device__ inline double xdi_cuda_xtoken_h(const xdi_cuda_xtoken_form &f, const xdi_cuda_xtoken_line &w,
+                                                  int64_t v) {
+    const int64_t id = v + f.to.x.first;
+    if (f.projection.row_begin) return xdi_cuda_xtoken_back(f.projection, w.places, id, w.dy);
+    return id < f.ids && w.places[id] >= 0 ? w.dy[w.places[id]] : 0.0;
+}
+
+static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_form &f,
+                                                       const xdi_cuda_xtoken_line &w, int64_t v, float z,
+                                                       float before) {
+    const double tau = f.to.x.temperature;
     double g = w.add ? (double)before : 0.0;
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
-    const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
+    const double p = w.soft ? (double)expf((float)((double)z / tau - f.to.x.lse[w.row])) : 0.0;
     if (w.dy) {
-        const double h = xdi_cuda_xtoken_back(a, w.places, v, w.dy);
-        return (float)(g + (a.direct ? w.factor * h : p * (h - w.delta) / a.temperature));
+        const double h = xdi_cuda_xtoken_h(f, w, v);
+        return (float)(g + (f.direct ? w.factor * h : p * (h - w.delta) / tau));
     }
-    return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
+    return (float)(f.u ? g + ((double)f.u[v] * f.scale - p * w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const xdi_cuda_xtoken_line w = xdi_cuda_xtoken_line_of(a, (int64_t)blockIdx.x);
-    const int64_t end = w.add ? a.columns : a.gradient.cols;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < end;
+xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) {
+    xdi_cuda_xtoken_line w = {};
+    const bool writes = xdi_cuda_xtoken_line_of(f, (int64_t)blockIdx.x, &w);
+    const int64_t columns = f.to.x.columns, end = w.add ? columns : f.to.rows.cols;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; writes && c < end;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        xdi_cuda_eight z = {}, out = {};
-        if (a.logits.data) z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
-        if (w.add) out = xdi_cuda_read_any(a.gradient, w.row, c, end);
+        const xdi_cuda_eight z = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
+        xdi_cuda_eight out = {};
+        if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.columns) out.at[i] = xdi_cuda_xtoken_element(a, w, c + i, z.at[i], out.at[i]);
-        xdi_cuda_write_any(a.gradient, w.row, c, end, out);
+            if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
+        xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
     }
     __syncthreads(); /* all have seen whether the row was written */
-    if (threadIdx.x == 0 && a.written) a.written[w.row] = 1;
+    if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
 }
 
-static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xdi_cuda_xtoken_form &f, int64_t count) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_gradient_kernel, *a);
+    if (count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_gradient_kernel, f);
 }
 
-/* ---- what the driver of a CPU does itself ---- */
+static xd_result xdi_cuda_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.projection = a->matrix.projection;
+    f.places = xdi_cuda_xtoken_places(a->matrix);
+    f.dy = a->dy;
+    f.k = a->matrix.k;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.u = a->u;
+    f.scale = a->scale;
+    f.delta = a->delta;
+    f.chunks = a->chunk;
+    f.one_chunk = true;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.places = a->slots;
+    f.ids = INT64_MAX; /* they are student ids */
+    f.dy = a->dy;
+    f.k = a->k;
+    f.chunks = a->chunks;
+    f.direct = true;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_label_gradient(const xd_launch *launch, const xd_xtoken_label_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.slopes = a->slopes;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = *to;
+    f.rest = true;
+    return xdi_cuda_xtoken_gradient(launch, f, to->x.logits.rows);
+}
+
+/* ---- places of ids ---- */
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_slots_args a) {
     const int64_t j = xdi_cuda_flat_index();
     if (j < a.k) a.slots[a.ids[j]] = (int32_t)j;
 }
 
-static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
-    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
+    XD_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->size * sizeof *a->slots));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
 }
 
-/* xdi_cells_settle of one cell; what is not fixed is a value. */
+static size_t xdi_cuda_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+    return (size_t)m->projection.teacher_size * sizeof(int32_t);
+}
+
+static int64_t xdi_cuda_xtoken_project_scratch(int64_t, bool) {
+    return 0;
+}
+
+static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
+    return 0;
+}
+
+static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+    const xd_xtoken_slots_args a = { m->ids, m->k, m->projection.teacher_size, xdi_cuda_xtoken_places(*m) };
+    return xdi_cuda_xtoken_slots(launch, &a);
+}
+
+/* ---- cells ---- */
+
+/* xdi_cells_value */
 static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
     if (!fixed) return cells[i];
     const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
@@ -375,29 +465,29 @@ static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *ce
     return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
 }
 
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_settle_kernel(const double *cells, int64_t count,
+                                                                     double *out) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i < a.count) a.out[i] = xdi_cuda_cell_value(true, a.cells, i);
+    if (i < count) out[i] = xdi_cuda_cell_value(true, cells, i);
 }
 
-static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count, double *out) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
+    if (count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(count), xdi_cuda_xtoken_settle_kernel, cells, count, out);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_row_deltas_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.count) return;
     const xd_xtoken_chunk *c = a.chunks + a.places[i];
     const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 && !a.offset ? c->delta : delta;
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->alone ? c->delta : delta;
 }
 
-static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;
@@ -406,9 +496,9 @@ static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xt
 
 /* One block a row. */
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = (int64_t)blockIdx.x;
-    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    const double largest = __ddiv_rn(a.lse[row], a.temperature);
     xdi_cuda_sums<1, true> mine;
     for (int64_t v = (int64_t)threadIdx.x; v < a.columns; v += XDI_CUDA_TEAM_BLOCK) {
         const double z = (double)xdi_cuda_element(a.logits, row, v);
@@ -418,7 +508,7 @@ xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, row, totals);
 }
 
-static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
@@ -427,36 +517,101 @@ static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtok
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const int64_t i = xdi_cuda_flat_index();
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
     if (i > 0) return;
-    a.chunks->value = kl;
-    a.chunks->delta = a.delta[0];
-    a.chunks->agree = a.delta[1] != 0.0;
-    a.chunks->largest = isfinite(kl + a.delta[0]) ? 1.0 : 0.0;
+    a.chunk->value = kl;
+    a.chunk->delta = a.merged[0];
+    a.chunk->agree = a.merged[1] != 0.0;
+    a.chunk->largest = isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
-static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
 }
 
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = xdi_cuda_flat_index();
     if (row >= a.logits.rows) return;
-    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
-    a.row_lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+    const double largest = __ddiv_rn(a.lse[row], a.temperature);
+    a.lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
 }
 
-static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->logits.rows == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
+}
+
+/* ---- products with a projection: one warp a cell; back one block a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_product_kernel(const __grid_constant__ xd_xtoken_product_args a) {
+    const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    const xd_xtoken_projection &m = a.projection;
+    if (cell >= a.rows.rows * a.k) return;
+    const int64_t row = cell / a.k, column = a.ids ? a.ids[cell % a.k] : cell % a.k;
+    if (column < 0 || column >= m.teacher_size) return;
+    const int64_t begin = m.column_begin[column], end = m.column_begin[column + 1];
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
+        const int64_t v = m.student_id[e] - a.first;
+        if (v < 0 || v >= a.columns) continue;
+        mine.add_wide(0, __dmul_rn((double)m.column_weight[e], (double)xdi_cuda_element(a.rows, row, v)));
+    }
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) xdi_cuda_cell_join(a.cells, cell, totals);
+}
+
+static xd_result xdi_cuda_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->rows.rows * a->k == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->rows.rows * a->k, XDI_CUDA_WARP),
+                               xdi_cuda_xtoken_product_kernel<FIXED>, *a);
+    })
+}
+
+/* The place of an id in an ascending list; -1: it has none. */
+static __device__ inline int64_t xdi_cuda_xtoken_place(const int64_t *ids, int64_t k, int64_t id) {
+    if (!ids) return id;
+    const int64_t at = xdi_cuda_lower_bound(ids, k, id);
+    return at < k && ids[at] == id ? at : -1;
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_product_back_kernel(const __grid_constant__ xd_xtoken_product_args a) {
+    const int64_t row = (int64_t)blockIdx.x, *begin = a.projection.row_begin + a.first;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < a.rows.cols;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        xdi_cuda_eight out = {};
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            double sum = 0.0;
+            for (int64_t e = c + i < a.columns ? begin[c + i] : 0; c + i < a.columns && e < begin[c + i + 1]; e++) {
+                const int64_t j = xdi_cuda_xtoken_place(a.ids, a.k, a.projection.teacher_id[e]);
+                if (j < 0) continue;
+                sum = __dadd_rn(sum, __dmul_rn((double)a.projection.weight[e], a.weight[row * a.k + j]));
+            }
+            out.at[i] = (float)sum;
+        }
+        xdi_cuda_write_any(a.rows, row, c, a.rows.cols, out);
+    }
+}
+
+static xd_result xdi_cuda_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->rows.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows.rows, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_product_back_kernel, *a);
 }
 
 /* ---- table ---- */
@@ -475,6 +630,9 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_product_back_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
@@ -482,16 +640,26 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
+    kernels.matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
+    kernels.project_scratch = xdi_cuda_xtoken_project_scratch;
+    kernels.pick_scratch = xdi_cuda_xtoken_pick_scratch;
+    kernels.prepare = xdi_cuda_xtoken_prepare;
     kernels.project = xdi_cuda_xtoken_project;
     kernels.target = xdi_cuda_xtoken_target;
     kernels.divergence = xdi_cuda_xtoken_divergence;
     kernels.delta = xdi_cuda_xtoken_delta;
-    kernels.gradient = xdi_cuda_xtoken_gradient;
-    kernels.slots = xdi_cuda_xtoken_slots;
-    kernels.settle = xdi_cuda_xtoken_settle;
     kernels.row_deltas = xdi_cuda_xtoken_row_deltas;
-    kernels.row_sums = xdi_cuda_xtoken_row_sums;
     kernels.close = xdi_cuda_xtoken_close;
+    kernels.slots = xdi_cuda_xtoken_slots;
+    kernels.project_gradient = xdi_cuda_xtoken_project_gradient;
+    kernels.mean_gradient = xdi_cuda_xtoken_mean_gradient;
+    kernels.pick_gradient = xdi_cuda_xtoken_pick_gradient;
+    kernels.label_gradient = xdi_cuda_xtoken_label_gradient;
+    kernels.rest_gradient = xdi_cuda_xtoken_rest_gradient;
+    kernels.settle = xdi_cuda_xtoken_settle;
+    kernels.row_sums = xdi_cuda_xtoken_row_sums;
     kernels.row_logs = xdi_cuda_xtoken_row_logs;
+    kernels.product = xdi_cuda_xtoken_product;
+    kernels.product_back = xdi_cuda_xtoken_product_back;
     return kernels;
 }

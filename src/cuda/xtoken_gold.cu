@@ -7,68 +7,68 @@ enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
 /* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t row = a.rows[blockIdx.x];
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
+    const int64_t row = a.x.rows[blockIdx.x];
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float factor = (float)(XDI_CUDA_LOG2E / a.x.temperature);
     xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.columns;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+            if (c + i < a.x.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
         mine.end_eight();
     }
     const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
     if (threadIdx.x == 0)
         reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
-            counts ? (double)best.max / a.temperature + log(sum) : (double)NAN;
+            counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
 }
 
-/* `lse` holds those of a.rows in their order; NULL: a.lse those of all rows. */
+/* `lse` holds those of the rows at work in their order; NULL: a.x.lse has them. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const double *lse, bool first) {
+xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_args a, const double *lse, bool first) {
     const int64_t v = xdi_cuda_flat_index();
-    if (v >= a.columns) return;
+    if (v >= a.x.columns) return;
     if (first) {
         if (FIXED)
             xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(a.cells) + v, xd_fixed());
         else
             a.cells[v] = 0.0;
     }
-    for (int64_t i = 0; i < a.count; i++) {
-        const int64_t row = a.rows[i];
-        const double z = __ddiv_rn((double)xdi_cuda_element(a.logits, row, v), a.temperature);
-        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.lse[row]), a.scale);
+    for (int64_t i = 0; i < a.x.count; i++) {
+        const int64_t row = a.x.rows[i];
+        const double z = __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, v), a.x.temperature);
+        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.x.lse[row]), a.scale);
         xdi_cuda_cell_add<FIXED>(a.cells, v, term);
     }
 }
 
-static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
+    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->x.columns);
     int64_t first = 0;
     do {
-        xd_xtoken_args part = *a;
-        part.rows = a->rows + first;
-        if (!a->lse && a->count - first > XDI_CUDA_GOLD_ROWS)
-            part.count = XDI_CUDA_GOLD_ROWS;
+        xd_xtoken_log_probs_args part = *a;
+        part.x.rows = a->x.rows + first;
+        if (!a->x.lse && a->x.count - first > XDI_CUDA_GOLD_ROWS)
+            part.x.count = XDI_CUDA_GOLD_ROWS;
         else
-            part.count = a->count - first;
-        const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
-        if (lse && part.count > 0)
-            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+            part.x.count = a->x.count - first;
+        const double *lse = a->x.lse ? NULL : reinterpret_cast<const double *>(a->scratch);
+        if (lse && part.x.count > 0)
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
                                     xdi_cuda_xtoken_lse_kernel, part));
         XDI_CUDA_CELLS(a->fixed, FIXED, {
             XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
         })
-        first += part.count;
-    } while (first < a->count);
+        first += part.x.count;
+    } while (first < a->x.count);
     return XD_OK;
 }
 
@@ -93,21 +93,21 @@ static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) 
 }
 
 template <bool FIXED>
-static __device__ inline void xdi_cuda_gold_put(const xd_xtoken_args &a, const xdi_cuda_sums<1, FIXED> &mine,
+static __device__ inline void xdi_cuda_gold_put(float *scratch, const xdi_cuda_sums<1, FIXED> &mine,
                                                 xdi_cuda_top best, xdi_cuda_top other) {
     const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
     const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
     other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
     if (threadIdx.x != 0) return;
-    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    const xdi_cuda_gold_parts<FIXED> parts(scratch);
     parts.sum[blockIdx.x] = totals;
     parts.best[blockIdx.x] = best;
     parts.other[blockIdx.x] = other;
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_pair_args a) {
     xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t i = xdi_cuda_flat_index(); i < a.pairs; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
@@ -121,17 +121,17 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_
         mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
         a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
     }
-    xdi_cuda_gold_put<FIXED>(a, mine, best, other);
+    xdi_cuda_gold_put<FIXED>(a.scratch, mine, best, other);
 }
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_total_args a) {
     const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t v = xdi_cuda_flat_index(); v < a.columns; v += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
         mine.add_wide(0, (double)a.u[v]);
-    xdi_cuda_gold_put<FIXED>(a, mine, none, none);
+    xdi_cuda_gold_put<FIXED>(a.scratch, mine, none, none);
 }
 
 /* The pair that a list names when it is read in order: a NaN in front is never passed. */
@@ -139,9 +139,9 @@ static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool fron
     return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
 }
 
-/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `a.best` the likeliest pairs. */
+/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `best` the likeliest pairs. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_args a,
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_pair_args a,
                                                                      int64_t blocks) {
     xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
     const xdi_cuda_top none = best;
@@ -171,14 +171,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __gri
 static int64_t xdi_cuda_gold_blocks(int64_t count) {
     static_assert(XDI_CUDA_GOLD_BLOCKS *
                           (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
-                      XD_XTOKEN_SCRATCH(0) * sizeof(float),
+                      XD_XTOKEN_SCRATCH * sizeof(float),
                   "parts fit");
-    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH(0) * sizeof(float), "rows fit");
+    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH * sizeof(float), "rows fit");
     const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
     return blocks < 1 ? 1 : blocks < XDI_CUDA_GOLD_BLOCKS ? blocks : (int64_t)XDI_CUDA_GOLD_BLOCKS;
 }
 
-static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     const int64_t blocks = xdi_cuda_gold_blocks(a->pairs);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
@@ -191,17 +191,18 @@ static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
     })
 }
 
-static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const int64_t blocks = xdi_cuda_gold_blocks(a->columns);
     const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
     const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
-    xd_xtoken_args total = *a;
+    xd_xtoken_pair_args sum = {}; /* without pairs */
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    total.best = NULL;
+    sum.cells = a->cells;
+    sum.scratch = a->scratch;
     XDI_CUDA_CELLS(a->fixed, FIXED, {
-        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
-        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
+        XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, *a));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, sum, blocks);
     })
 }
 

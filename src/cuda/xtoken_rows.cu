@@ -4,27 +4,27 @@
 /* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], first = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a) {
+    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], first = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
     xdi_cuda_sums<1, false> sums, entropies;
-    for (int64_t c = first; counts && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+    for (int64_t c = first; counts && c < a.x.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++)
-            if (c + j < a.columns) sums.add(0, expf(__fsub_rn(x.at[j], best.max)));
+            if (c + j < a.x.columns) sums.add(0, expf(__fsub_rn(x.at[j], best.max)));
         sums.end_eight();
     }
     const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums).sum[0];
     const double log_sum = counts ? log(sum) : (double)NAN;
-    for (int64_t c = first; a.entropy && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+    for (int64_t c = first; a.entropy && c < a.x.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
                 exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1 f32 has no logarithm */
-            if (c + j < a.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
+            if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
         }
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
@@ -35,35 +35,35 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
     out[XD_XTOKEN_LOG_SUM] = log_sum;
     out[XD_XTOKEN_ENTROPY] = a.entropy && !counts ? (double)NAN : entropy;
     out[XD_XTOKEN_LABEL] =
-        label >= 0 && label < a.columns ? (double)xdi_cuda_element(a.logits, row, label) : (double)NAN;
+        label >= 0 && label < a.x.columns ? (double)xdi_cuda_element(a.x.logits, row, label) : (double)NAN;
 }
 
-static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+    if (a->x.count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
 /* ---- pick: one thread an entry ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i >= a.count * a.k) return;
-    const int64_t v = a.ids[i % a.k] - a.first;
+    if (i >= a.x.count * a.k) return;
+    const int64_t v = a.ids[i % a.k] - a.x.first;
     double value = -(double)INFINITY;
-    if (v >= 0 && v < a.columns)
-        value = __dadd_rn(a.add ? a.cells[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.logits, a.rows[i / a.k], v)));
-    a.cells[i] = value;
+    if (v >= 0 && v < a.x.columns)
+        value = __dadd_rn(a.add ? a.out[i] : 0.0,
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, a.x.rows[i / a.k], v)));
+    a.out[i] = value;
 }
 
-static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    if (a->count * a->k == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
+    if (a->x.count * a->k == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->x.count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
 
 /* ---- compare: one block a row, whose two lists stay in the cache ---- */
@@ -76,7 +76,7 @@ static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) 
 
 /* A thread reads and writes its own entries alone, but for the likeliest ones. */
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
+xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a) {
     xd_xtoken_chunk *chunk = a.chunks + blockIdx.x;
     double *s = a.student + (int64_t)blockIdx.x * a.k, *t = a.teacher + (int64_t)blockIdx.x * a.k;
     const int64_t first = (int64_t)threadIdx.x;
@@ -107,7 +107,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
     chunk->largest = isfinite(value) ? 1.0 : 0.0;
 }
 
-static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->count == 0) return XD_OK;

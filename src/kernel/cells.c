@@ -3,7 +3,6 @@
 #include "kernel/cells.h"
 
 #include <math.h>
-#include <string.h>
 
 /* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
  * sum, also when those of up to 63 ranks are added up. */
@@ -21,16 +20,10 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
     if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
 }
 
-/* From the front: a double is half as wide. */
-XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        xd_fixed cell;
-        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
-        double value = xd_fixed_value(cell);
-        if (cell.high >= XDI_CELLS_NAN / 2)
-            value = (double)NAN;
-        else if (value < XDI_CELLS_MINUS_INFINITY / 2.0)
-            value = -INFINITY;
-        memcpy(&cells[i], &value, sizeof value);
-    }
+XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i) {
+    if (!fixed) return cells[i];
+    const xd_fixed cell = ((const xd_fixed *)(const void *)cells)[i];
+    const double value = xd_fixed_value(cell);
+    if (cell.high >= XDI_CELLS_NAN / 2) return (double)NAN;
+    return value < XDI_CELLS_MINUS_INFINITY / 2.0 ? -INFINITY : value;
 }

@@ -9,27 +9,51 @@
 /* The floor of divisions and logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
-/* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 34064)
+/* Floats of scratch that the entries over whole vocabularies want. */
+#define XD_XTOKEN_SCRATCH 34064
 
-/* The entries of a projection in the kept columns J, by student id. */
-typedef struct xd_xtoken_matrix {
-    int64_t columns;               /* student ids of this shard */
-    int64_t k;                     /* columns in J: a slot is a place in it */
-    const int64_t *begin;          /* [columns + 1] */
-    const int32_t *student, *slot; /* [begin[columns]] ascending by student id, then slot */
-    const float *weight;           /* [begin[columns]] */
-    /* On a device: the transposed projection with all its columns, of which slot j is column ids[j]. */
-    const int64_t *column_begin;
-    const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
+/* Rows at work: rows[0 .. count) of the logits. places[i] is the chunk of rows[i] among those at hand, ascending. With
+ * lse, p = exp(z / temperature - lse). */
+typedef struct xd_xtoken_rows {
+    xd_rows logits;
+    int64_t columns; /* of the logits, without padding */
+    int64_t first;   /* the student id of column 0 */
+    double temperature;
+    const double *lse; /* [rows of logits] log-sum-exp at the temperature; NULL: not known */
+    const int64_t *rows, *places;
+    int64_t count;
+} xd_xtoken_rows;
+
+/* A projection of student ids to teacher ids, of both whole vocabularies. */
+typedef struct xd_xtoken_projection {
+    int64_t teacher_size;
+    const int64_t *row_begin;    /* [student ids + 1] */
+    const int32_t *teacher_id;   /* ascending within a row */
+    const float *weight;         /* of the rows' entries */
+    const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
+    const int32_t *student_id;   /* ascending within a column */
     const float *column_weight;
-    /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
-     * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
-     * their own, each has its places. */
-    const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
-    /* On a device: not NULL -> slot holds teacher ids, whose places in this ascending J [k] are looked up. */
-    const int64_t *sorted;
+} xd_xtoken_projection;
+
+/* M: the rows of this shard's student ids, in the columns J. */
+typedef struct xd_xtoken_matrix {
+    xd_xtoken_projection projection;
+    int64_t first, columns; /* student ids [first, first + columns) */
+    const int64_t *ids;     /* [k] J, ascending teacher ids */
+    int64_t k;
+    void
+        *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
 } xd_xtoken_matrix;
+
+/* The columns of chunks that have each their own. M is the transposed projection in these; without column_begin a
+ * teacher's id is the student's. */
+typedef struct xd_xtoken_lists {
+    xd_xtoken_projection projection;
+    int64_t count;         /* chunks at hand; the projection has its teacher_size in any case */
+    const int64_t *offset; /* [count + 1] where the list of each chunk begins */
+    const int32_t *ids;    /* [entries] teacher ids, distinct within a chunk */
+    int64_t entries;       /* offset[count] */
+} xd_xtoken_lists;
 
 /* One chunk's sums become its divergence. */
 typedef struct xd_xtoken_chunk {
@@ -39,6 +63,7 @@ typedef struct xd_xtoken_chunk {
     double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
     double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
     bool compared;  /* false: nothing is done but dy = 0 */
+    bool alone;     /* of one position on the student's side, whose delta the divergence tells */
     bool agree;     /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
@@ -88,109 +113,300 @@ typedef struct xd_chunk_args {
     bool fixed;
 } xd_chunk_args;
 
-/* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
- * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
-typedef struct xd_xtoken_args {
-    xd_rows logits;
-    int64_t columns; /* of the logits, without padding */
-    double temperature;
-    const double *lse; /* [rows of logits] log-sum-exp at the temperature */
-    const int64_t *rows, *places;
-    int64_t count, place_count;
+/* p M of the rows, summed over each chunk's. */
+typedef struct xd_xtoken_project_args {
+    xd_xtoken_rows x;
+    int64_t place_count; /* chunks at hand */
     xd_xtoken_matrix matrix;
-    const int64_t *ids; /* [k] J */
-    int64_t k;
-    double *cells;
+    double *cells; /* [place_count, k] */
     bool fixed;
-    double scale;              /* of what log_probs, pick and spread write, and of u in gradient */
-    double divisor;            /* of the teacher's logits in compare, beside the temperature */
-    bool add;                  /* pick adds to what is there */
-    double *student, *teacher; /* [place_count, k] sums over all ranks */
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_project_args;
+
+/* Log-softmax of a teacher's rows at the columns `ids`, summed over each chunk's. */
+typedef struct xd_xtoken_target_args {
+    xd_xtoken_rows x;
+    int64_t place_count;
+    const int64_t *ids; /* [k] columns of the logits */
+    int64_t k;
+    double *cells; /* [place_count, k] */
+    bool fixed;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_target_args;
+
+/* Sums over all ranks become divergences, and those of the student dy: the derivative of factor d(c) by p M of each
+ * position. */
+typedef struct xd_xtoken_divergence_args {
+    double *student, *teacher; /* [place_count, k] */
     xd_xtoken_chunk *chunks;   /* [place_count] */
-    bool normalise;            /* the target becomes a distribution */
+    int64_t place_count, k;
+    bool normalise; /* the target becomes a distribution */
     bool reverse;
+    bool fixed;     /* the sums come from fixed cells: nothing is rounded to f32 */
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_divergence_args;
+
+/* delta of a row, sum of p M dy, in units of its chunk's largest |dy|. */
+typedef struct xd_xtoken_delta_args {
+    xd_xtoken_rows x;
+    xd_xtoken_matrix matrix;
+    const double *dy; /* [chunks, k] */
+    const xd_xtoken_chunk *chunks;
+    double *cells; /* [count] */
+    bool fixed;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_delta_args;
+
+/* Cells of deltas become what the gradients take. */
+typedef struct xd_xtoken_row_deltas_args {
+    const double *cells; /* [count] */
+    bool fixed;
+    const int64_t *places;         /* [count] */
+    const xd_xtoken_chunk *chunks; /* those at hand */
+    int64_t count;
+    double *out; /* [count] */
+} xd_xtoken_row_deltas_args;
+
+/* Log-probabilities over the whole vocabulary, summed over rows. */
+typedef struct xd_xtoken_log_probs_args {
+    xd_xtoken_rows x; /* lse NULL: it is computed */
+    double scale;
+    double *cells; /* [columns] out */
+    bool fixed;
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_log_probs_args;
+
+/* Pairs of ids of the two means. */
+typedef struct xd_xtoken_pair_args {
+    int64_t first, columns;      /* student ids [first, first + columns) */
     const double *means;         /* [columns] */
-    const double *others;        /* the teacher's means */
+    const double *others;        /* the teacher's, of all its ids */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
-    int64_t pairs, first;        /* first: the student id of column 0 */
-    double *best;                /* [XD_XTOKEN_BEST_WORDS] out; NULL -> not asked for */
-    xd_rows gradient;
-    const double *delta;   /* [count] */
-    const float *u;        /* [columns] */
-    float *slope;          /* [columns] out */
-    const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
-    const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
-    int64_t vocabulary;    /* of the teacher: ids in places of the matrix, and in slots of list_slots */
-    bool direct; /* gradient of a device: dy times the chunk's factor is the derivative by the logits */
-    const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
-    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    int64_t pairs;
+    bool reverse;
+    double *cells; /* [1] */
+    bool fixed;
+    float *slope;   /* [columns] out */
+    double *best;   /* [XD_XTOKEN_BEST_WORDS] out */
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_pair_args;
+
+/* The sum of a shard's derivatives. */
+typedef struct xd_xtoken_total_args {
+    const float *u; /* [columns] */
+    int64_t columns;
+    double *cells; /* [1] */
+    bool fixed;
+    float *scratch; /* [XD_XTOKEN_SCRATCH] */
+} xd_xtoken_total_args;
+
+/* A chunk of pairs and tails is complete. */
+typedef struct xd_xtoken_close_args {
+    const double *cells; /* [2] sums of `pair` and of `total` */
+    bool fixed;
+    const double *merged; /* [2] out of `merge` */
+    double scale;
+    int64_t count; /* rows */
+    double *out;   /* [count] what the gradient takes as delta */
+    xd_xtoken_chunk *chunk;
+} xd_xtoken_close_args;
+
+/* Moments of rows. */
+typedef struct xd_xtoken_moments_args {
+    xd_xtoken_rows x;
+    const int64_t *labels; /* [rows of logits] or NULL: none is looked at */
     bool entropy;          /* it is asked for */
-    const double *lse_one; /* [rows of logits] log-sum-exp at temperature 1 */
-    const double *ce_factor; /* [rows of logits] times ce_weight; NULL or 0 -> no cross entropy */
+    bool fixed;            /* INVARIANT: as in xd_xtoken_gradient */
+    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+} xd_xtoken_moments_args;
+
+/* Chosen columns of rows. */
+typedef struct xd_xtoken_pick_args {
+    xd_xtoken_rows x;
+    const int64_t *ids; /* [k] */
+    int64_t k;
+    double scale;
+    bool add;    /* to what is there */
+    double *out; /* [count, k] */
+} xd_xtoken_pick_args;
+
+/* Both sides' logits at chosen columns, row by row. */
+typedef struct xd_xtoken_compare_args {
+    double *student, *teacher; /* [count, k] logits */
+    xd_xtoken_chunk *chunks;   /* [count] */
+    int64_t count, k;
+    double temperature, divisor; /* divisor: of the teacher's logits, beside the temperature */
+    bool reverse;
+} xd_xtoken_compare_args;
+
+/* Where ids are in a list of them. */
+typedef struct xd_xtoken_slots_args {
+    const int64_t *ids; /* [k] */
+    int64_t k, size;
+    int32_t *slots; /* [size] out */
+} xd_xtoken_slots_args;
+
+/* Chunks with lists. */
+typedef struct xd_xtoken_list_args {
+    xd_xtoken_rows x;
+    xd_xtoken_lists lists;
+    double *cells; /* list_project: [entries]; list_delta: [count] */
+    bool fixed;
+    double *student,
+        *teacher; /* [entries] list_divergence: sums of p M and mean probabilities; list_delta: dy first */
+    xd_xtoken_chunk *chunks; /* [lists.count] */
+    bool reverse;
+} xd_xtoken_list_args;
+
+/* What all gradients take: the rows, where they go, and the cross entropy that a row's first writer brings along,
+ *   ce_factor ce_weight (softmax(z) - one at the label) */
+typedef struct xd_xtoken_gradient {
+    xd_xtoken_rows x;
+    xd_rows rows;            /* may be the logits' memory */
+    const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
+    const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
     const int64_t *labels; /* [rows of logits] */
-    uint8_t *written;      /* [rows of logits] the gradient has the row: add to it */
-    float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
-    double *row_lse;       /* [rows of logits] out, or largest elements */
-    double *out;           /* what the entries of a device make of cells */
-    int32_t *slots;        /* [columns] out, or [place_count, vocabulary] */
-} xd_xtoken_args;
+    uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
+    bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
+} xd_xtoken_gradient;
 
-/* Entries of the kernel table. p = exp(z / temperature - lse). */
+/* The gradient through a projection. */
+typedef struct xd_xtoken_project_gradient_args {
+    xd_xtoken_gradient to;
+    xd_xtoken_matrix matrix;
+    const double *dy;    /* [chunks, k] */
+    const double *delta; /* [count] */
+    const xd_xtoken_chunk *chunks;
+    float *scratch; /* [project_scratch] */
+} xd_xtoken_project_gradient_args;
+
+/* The gradient of one chunk's mean log-probabilities. */
+typedef struct xd_xtoken_mean_gradient_args {
+    xd_xtoken_gradient to;
+    const float *u; /* [columns] */
+    double scale;
+    const double *delta;          /* [count] */
+    const xd_xtoken_chunk *chunk; /* of all rows */
+} xd_xtoken_mean_gradient_args;
+
+/* The gradient at chosen columns. */
+typedef struct xd_xtoken_pick_gradient_args {
+    xd_xtoken_gradient to;
+    const int64_t *ids; /* [k] student ids */
+    int64_t k;
+    const int32_t *slots;          /* [vocabulary] as `slots` makes them of ids */
+    const double *dy;              /* [count, k] */
+    const xd_xtoken_chunk *chunks; /* [count] */
+    float *scratch;                /* [pick_scratch] */
+} xd_xtoken_pick_gradient_args;
+
+/* The gradient through the columns of each chunk. */
+typedef struct xd_xtoken_list_gradient_args {
+    xd_xtoken_gradient to;
+    xd_xtoken_lists lists;
+    const double *dy;    /* [entries] */
+    const double *delta; /* [count] */
+    const xd_xtoken_chunk *chunks;
+    void *scratch; /* [list_bytes] */
+} xd_xtoken_list_gradient_args;
+
+/* The gradient by the log-probabilities of labels. */
+typedef struct xd_xtoken_label_gradient_args {
+    xd_xtoken_gradient to;
+    const double *slopes; /* [count] derivative by the label's log-probability at temperature 1 */
+} xd_xtoken_label_gradient_args;
+
+/* log-sum-exps of all rows from sums in fixed point. */
+typedef struct xd_xtoken_row_sums_args {
+    xd_rows logits;
+    int64_t columns;
+    double temperature;
+    double *lse; /* [rows] the largest z of all shards; out of row_logs the log-sum-exp at the temperature */
+    double *cells; /* [rows] fixed */
+} xd_xtoken_row_sums_args;
+
+/* Rows times a projection, and back. */
+typedef struct xd_xtoken_product_args {
+    xd_rows rows;           /* [rows, >= columns] probabilities, or a gradient */
+    int64_t first, columns; /* student ids [first, first + columns) */
+    xd_xtoken_projection projection;
+    const int64_t *ids; /* [k] ascending columns; NULL: all, k = teacher_size */
+    int64_t k;
+    double *cells; /* product: [rows, k] */
+    bool fixed;
+    const double *weight; /* product_back: [rows, k] */
+} xd_xtoken_product_args;
+
+/* Entries of the kernel table; each means the same on every device. */
 typedef struct xd_xtoken_kernels {
-    /* cells [place_count, k] += p M of the rows. On a device rows, places, ids and lse may be NULL: row i and place i,
-     * column j, and logits that are the p; with `vocabulary` a column outside it has no entries. */
-    xd_result (*project)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [place_count, k] += log_softmax(z / temperature) over the columns `ids` */
-    xd_result (*target)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student = sums of p M and teacher = sums of log-probabilities -> chunks; student becomes dy, the
-     * derivative of factor d(c) by p M of each position */
-    xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] += sum of p M dy / largest, dy = student */
-    xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
-     * plus   slopes (one at the label - softmax(z))
-     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
-     * device, with `direct`, the part of a matrix is   factor M dy; then rows, places, chunks, written and the logits'
-     * data may be NULL: row i and place i, factor 1, no row written before. */
-    xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
-    xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* bytes of matrix->prepared; of the projection the host's pointers alone are read */
+    size_t (*matrix_bytes)(const xd_xtoken_matrix *matrix);
+    /* floats of scratch for k columns in J, and fixed cells or not */
+    int64_t (*project_scratch)(int64_t k, bool fixed);
+    /* prepared, for this J */
+    xd_result (*prepare)(const xd_launch *launch, const xd_xtoken_matrix *matrix);
+    /* cells += p M of the rows */
+    xd_result (*project)(const xd_launch *launch, const xd_xtoken_project_args *args);
+    /* cells += log_softmax(z / temperature) over the columns `ids` */
+    xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
+    /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
+    xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
+    /* cells += sum of p M dy / largest, but for rows whose chunk is alone or has a largest of 0 */
+    xd_result (*delta)(const xd_launch *launch, const xd_xtoken_delta_args *args);
+    /* out = cells times largest; of chunks that are alone their delta; 0 where largest is 0 */
+    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_row_deltas_args *args);
+    /* cells = the rows' sum of scale log_softmax(z / temperature) */
+    xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_log_probs_args *args);
     /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means; best */
-    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_pair_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
     /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
      * list is this shard's */
     xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
-    xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* moments of the rows; labels NULL: none is looked at */
-    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
-    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student and teacher [count, k] logits -> value, agree and largest of chunks [count], of which only those
-     * marked as compared are touched; student becomes the derivative of value by its logits over the temperature */
-    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slope = 0, but scale student [k] at the columns ids - first that this shard has. NULL on a device, where
-     * `gradient` reads student by itself. */
-    xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*total)(const xd_launch *launch, const xd_xtoken_total_args *args);
+    /* chunk: value = cell 0, delta = merged 0, agree = merged 1, largest 0 when value + delta is not finite, else 1;
+     * out = cell 1 times scale */
+    xd_result (*close)(const xd_launch *launch, const xd_xtoken_close_args *args);
+    /* moments of the rows */
+    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
+    /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
+    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
+    /* value, agree and largest of chunks, of which only those marked as compared are touched; student becomes the
+     * derivative of value by its logits over the temperature */
+    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_compare_args *args);
+    /* slots = place of each id in `ids`, -1 where it has none */
+    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_slots_args *args);
 
-    /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
-     * column_begin a teacher's id is the student's. */
-
-    /* cells [offset[place_count]] += p M of the rows */
-    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells += p M of the rows, in the columns of their chunk */
+    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
      * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
      * epsilon here, and chunks without a list are left alone. */
-    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] += sum of p M dy / largest */
-    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
-     * before and after. NULL on a device, which has list_slots and `gradient` for it. */
-    xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_list_args *args);
+    /* cells += sum of p M dy / largest */
+    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_list_args *args);
+    /* floats of scratch of pick_gradient for `columns` of a shard */
+    int64_t (*pick_scratch)(int64_t columns);
+    /* bytes of scratch of list_gradient for `columns` of a shard; of the lists the numbers alone are read */
+    size_t (*list_bytes)(int64_t columns, const xd_xtoken_lists *lists);
+
+    /* The gradient of rows at work: what it holds where the row was written, else the cross entropy, plus ... Rows
+     * of a chunk whose largest is 0 are left alone. */
+    /* ... p (M dy - delta) / temperature */
+    xd_result (*project_gradient)(const xd_launch *launch, const xd_xtoken_project_gradient_args *args);
+    /* ... scale u - p delta */
+    xd_result (*mean_gradient)(const xd_launch *launch, const xd_xtoken_mean_gradient_args *args);
+    /* ... the chunk's factor times dy, at the columns ids - first */
+    xd_result (*pick_gradient)(const xd_launch *launch, const xd_xtoken_pick_gradient_args *args);
+    /* ... p (M dy - delta) / temperature, in the columns of the row's chunk */
+    xd_result (*list_gradient)(const xd_launch *launch, const xd_xtoken_list_gradient_args *args);
+    /* ... slopes (one at the label - softmax(z)) */
+    xd_result (*label_gradient)(const xd_launch *launch, const xd_xtoken_label_gradient_args *args);
+    /* Of all rows, at work or not, those that nobody has written: the cross entropy. */
+    xd_result (*rest_gradient)(const xd_launch *launch, const xd_xtoken_gradient *to);
 
     /* Averages of chunks. */
 
@@ -201,24 +417,16 @@ typedef struct xd_xtoken_kernels {
     /* rows = weight / size of their chunk, 0 for those without one */
     xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
-    /* What the driver of a CPU does itself; NULL there. */
-
-    /* slots [columns] = place of each id in `ids`, -1 where it has none */
-    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slots [place_count, vocabulary] = place of each id in its chunk's list, -1 where it has none */
-    xd_result (*list_slots)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [count] -> out: doubles, in memory of their own */
-    xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] of `delta` or list_delta -> out: what gradient takes as delta. Positions alone in their chunk have
-     * its own, but where chunks have lists. */
-    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
-    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* row_lse = log-sum-exp from those cells */
-    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
-     * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
-    xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* out = fixed cells [count] as doubles, in memory apart from theirs */
+    xd_result (*settle)(const xd_launch *launch, const double *cells, int64_t count, double *out);
+    /* fixed cells += sum of exp((z - lse) / temperature) */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
+    /* lse = log-sum-exp from those cells */
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
+    /* cells += rows times the projection in the columns `ids`; columns outside it have no entries */
+    xd_result (*product)(const xd_launch *launch, const xd_xtoken_product_args *args);
+    /* rows = the transposed projection times weight; 0 beyond `columns` */
+    xd_result (*product_back)(const xd_launch *launch, const xd_xtoken_product_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

@@ -1,110 +1,119 @@
-/* CACHED: from a file of a teacher's likeliest tokens. */
+/* CACHED: from a file of a teacher's likeliest tokens. The host reads J and a of as many tiles as there is room for,
+ * and hands them to the device in one copy: all of them once a call where memory is the device's, else as many as stay
+ * in the caches. */
 
+#include "align/project.h"
 #include "teacher/internal.h"
 #include "xtoken/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
-enum { XDI_XCACHED_ROOM = 16384 };
+/* Entries that a CPU holds at once, as long as no single tile has more; and those of maps from teacher ids to lists, so
+ * many words, that a tile has at most. */
+enum { XDI_XCACHED_ROOM = 16384, XDI_XCACHED_MAPS = 1 << 22 };
 
-/* What the kind needs beside the workspace, and the tile at work. */
+/* Where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+typedef struct xdi_xcached_places {
+    int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
+    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
+    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
+    int64_t *places;         /* [total] ascending within a chunk */
+    double *mass;            /* [V_t] zero between uses */
+    int32_t *ids;            /* [k] of one position, and their probabilities */
+    double *probabilities;
+} xdi_xcached_places;
+
+/* Memory of its own, as a cache's size is known in the call alone. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
-    int64_t room;   /* entries */
-    double *slopes; /* [columns] zero between uses: scratch of the kernels */
-    xdi_xtoken_tile tile;
-    int64_t row_count;
-    int64_t *rows, *places;  /* [held] student rows of the tile, and their chunks' places in it */
-    xd_xtoken_chunk *chunks; /* [C] of the tile */
-    double *deltas;          /* [held] cells */
-    int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
-    int32_t *columns;        /* [room] J of one chunk after the other */
-    double *target;          /* [room] a */
-    double *q;               /* [room] cells; after the chunk: d loss / d y, y = p M */
+    xd_projection projection, copied; /* in memory of the device; what to free of it */
+    int64_t tiles, room;              /* of the teacher; entries at once */
+    int64_t first, end;               /* tiles that are at hand */
+    int64_t width;                    /* tiles have so many offsets */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
+    double *target;                   /* [room] a */
+    int32_t *ids;                     /* [room] J of one chunk after the other */
+    double *
+        q; /* the device's: room and cells of the largest tile; as doubles, and after the chunk d loss / d y */
+    int64_t settle_room;
+    void *scratch;               /* the device's: of list_gradient */
+    unsigned char *here, *there; /* the lists from begin to ids; both to be released */
+    size_t bytes;                /* of the lists */
 } xdi_xcached;
 
-/* ---- teachers without logits ---- */
+/* ---- checks ---- */
 
-XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
-    return t->kind != XD_XTOKEN_CACHED;
-}
-
-XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
-    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
-}
-
-static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
-               "teacher %d has a cache but no positions", index);
-    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
-    XD_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
-               XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
-               info.desc.temperature, d->temperature);
-    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
-               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
-               (long long)info.desc.vocabulary);
-    for (int64_t i = 0; i < t->logits.rows; i++) {
-        const int64_t at = t->cache_positions[i];
-        const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
-        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
-                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
-                   (long long)at, (long long)info.positions);
-    }
-    return XD_OK;
+    XD_REQUIRE(ctx, t->cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
+    const double temperature = xd_teacher_cache_describe(t->cache).desc.temperature;
+    XD_REQUIRE(ctx, temperature == d->temperature, XD_ERROR_ARGUMENT,
+               "teacher %d was cached at temperature %g, the loss is at %g", index, temperature,
+               d->temperature);
+    return xdi_xtoken_check_projection(ctx, t, index, size, "its cache");
 }
 
-XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
-    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
-               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
-               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
-               (long long)d->sequences);
-    XD_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT, "teacher %d has no cache",
-               index);
-    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
-               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
-    return t->cache ? xdi_xcached_check_cache(ctx, d, index) : XD_OK;
+/* ---- memory ---- */
+
+static int64_t xdi_xcached_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
+    const int64_t maps = xdi_xtoken_fits(XDI_XCACHED_MAPS, xdi_xtoken_vocabulary(t));
+    (void)d;
+    return tile < maps ? tile : maps;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    XD_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-               t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
-    XD_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld columns but its cache %lld ids", index,
-               t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
-    return XD_OK;
+static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    (void)term;
+    s->cells = xdi_xtoken_most(s->cells, x->held); /* of deltas */
 }
 
-/* ---- places in the cache ---- */
+static void xdi_xcached_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    xdi_xcached plan;
+    (void)x;
+    xdi_xtoken_own(term, a, &plan, sizeof plan);
+}
 
-XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
+/* Entries that a chunk can have at most. */
+static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
     const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
 }
 
-XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
+static int64_t xdi_xcached_tile_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p,
+                                      const xdi_xtoken_tile *tile) {
+    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    int64_t bound = 0;
+    for (int64_t i = 0; i < tile->count; i++)
+        bound += xdi_xcached_bound(term, p, tile->b * term->teacher->chunks + order[i]);
+    return bound;
+}
+
+/* Sizes; collective over sequence_comm. */
+static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                     int64_t *longest) {
+    const int64_t chunks = term->teacher->chunks;
+    xdi_xcached_places *p = &h->in;
     p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
     p->most = term->teacher->logits.rows;
-    p->total = 0;
-    for (int64_t i = 0; i < slots; i++) p->total += term->teacher_sizes[i];
+    p->total = h->tiles = h->room = 0;
+    *longest = 1;
+    for (int64_t i = 0; i < x->d.sequences * chunks; i++) p->total += term->teacher_sizes[i];
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, h->tiles++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t bound = xdi_xcached_tile_bound(term, p, &tile);
+            *longest = xdi_xtoken_most(*longest, bound);
+            h->room += bound;
+        }
+    if (!x->on_device && h->room > XDI_XCACHED_ROOM) h->room = xdi_xtoken_most(*longest, XDI_XCACHED_ROOM);
+    h->width = (chunks < term->tile ? chunks : term->tile) + 1;
     if (!x->d.sequence_comm) return XD_OK;
     return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
 }
 
-XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          xdi_xcached_places *p, xd_arena *arena, bool *fits) {
+static void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      xd_arena *arena, bool *fits) {
     const int64_t slots = x->d.sequences * term->teacher->chunks;
     const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
     p->mine = (int64_t *)xdi_arena_array(arena, 2 * p->most, sizeof(int64_t), fits);
@@ -117,34 +126,43 @@ XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_
     p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
-/* Room for one tile at least. */
-static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    int64_t longest = 1;
-    for (int64_t i = 0; i < x->d.sequences * term->teacher->chunks; i++) {
-        const int64_t bound = xdi_xcached_bound(term, &h->in, i);
-        if (bound > longest) longest = bound;
-    }
-    h->room = h->in.total * h->in.k;
-    if (h->room > XDI_XCACHED_ROOM) h->room = XDI_XCACHED_ROOM;
-    if (h->room < longest) h->room = longest;
-}
-
-static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                               xd_arena *arena) {
-    const int64_t chunks = term->teacher->chunks;
+/* The lists, and behind them what the host needs to make them. */
+static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                    xd_arena *arena) {
     bool fits = true;
-    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
-    h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->places = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
-    h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
-    h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
-    h->columns = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
+    h->begin = (int64_t *)xdi_arena_array(arena, h->tiles + 1, sizeof(int64_t), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, h->tiles * h->width, sizeof(int64_t), &fits);
     h->target = (double *)xdi_arena_array(arena, h->room, sizeof(double), &fits);
-    h->q = (double *)xdi_arena_array(arena, h->room, sizeof(xd_fixed), &fits);
+    h->ids = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
+    h->bytes = arena->used;
+    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
     return fits;
 }
+
+static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_xcached *h) {
+    xd_xtoken_lists l;
+    memset(&l, 0, sizeof l);
+    if (term->teacher->projection) l.projection = xdi_projection_for_kernels(&h->projection);
+    l.projection.teacher_size = term->vocabulary;
+    l.count = h->width - 1;
+    return l;
+}
+
+/* The lists come first, where they are other memory than the host's. */
+static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                    int64_t longest, xd_arena *arena) {
+    const xd_xtoken_lists lists = xdi_xcached_lists(term, h);
+    const size_t scratch = x->kernels->xtoken.list_bytes(x->columns, &lists);
+    bool fits = true;
+    xdi_arena_array(arena, x->on_device ? (int64_t)h->bytes : 0, 1, &fits);
+    h->settle_room = xdi_xtoken_settle_room(x, longest);
+    h->q = (double *)xdi_arena_array(arena, h->settle_room + xdi_xtoken_wide(x) * longest, sizeof(double),
+                                     &fits);
+    h->scratch = xdi_arena_array(arena, (int64_t)scratch, 1, &fits);
+    return fits;
+}
+
+/* ---- places in the cache ---- */
 
 /* Every rank gets the places of all positions; it reads the cache by itself. */
 static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
@@ -163,11 +181,13 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
 }
 
 /* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
-XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p) {
+static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                         xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
     int64_t count;
     XD_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    memset(p->filled, 0, (size_t)slots * sizeof *p->filled);
+    memset(p->mass, 0, (size_t)term->vocabulary * sizeof *p->mass);
     p->begin[0] = 0;
     for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
     for (int64_t i = 0; i < count; i++) {
@@ -180,10 +200,9 @@ XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtok
     return XD_OK;
 }
 
-/* ---- the sums of a tile ---- */
-
-XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                      int64_t slot, int32_t *columns, double *target) {
+/* J and a of one chunk; returns how many entries. */
+static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                  int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
@@ -203,129 +222,170 @@ XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term
     return count;
 }
 
-/* As many chunks from place `first` of sequence b on as there is room for, with their targets. */
-static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t b,
-                                  int64_t first) {
-    const int64_t chunks = term->teacher->chunks, most = x->d.tile > 0 ? x->d.tile : chunks;
-    const bool together = first < term->shared[b];
-    const int64_t end = together ? term->shared[b] : term->listed[b];
-    xdi_xtoken_tile tile = { b, first, 0, together ? x->d.sequence_comm : NULL };
-    h->offset[0] = 0;
-    for (; first + tile.count < end && tile.count < most; tile.count++) {
-        const int64_t slot = b * chunks + term->order[b * chunks + first + tile.count];
-        const int64_t at = h->offset[tile.count];
-        if (at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
-        h->offset[tile.count + 1] =
-            at + xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
+/* ---- tiles at hand ---- */
+
+/* Tile `index` of all. */
+static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                  const xdi_xtoken_tile *tile, int64_t index) {
+    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    int64_t *offset = h->offset + index * h->width, at = h->begin[index];
+    offset[0] = 0;
+    for (int64_t place = 0; place < tile->count; place++) {
+        at += xdi_xcached_target(x, term, &h->in, tile->b * term->teacher->chunks + order[place], h->ids + at,
+                                 h->target + at);
+        offset[place + 1] = at - h->begin[index];
     }
-    h->tile = tile;
+    h->begin[index + 1] = at;
 }
 
-/* What the kernels are told of the tile's rows. */
-static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xcached *h) {
+static xd_result xdi_xcached_upload(const xdi_xtoken *x, const xdi_xcached *h) {
+    return x->on_device ? xdi_xtoken_copy(x, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE) : XD_OK;
+}
+
+/* As many tiles from this one on, `index` of all, as there is room for go to the device, which is through with those
+ * before. */
+static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                   int64_t index, int64_t b, int64_t i) {
+    if (index >= h->first && index < h->end) return XD_OK;
+    XD_TRY(x->kernels->memory.synchronize(&x->launch));
+    h->first = h->end = index;
+    h->begin[index] = 0;
+    for (; b < x->d.sequences; b++, i = 0)
+        for (; i < xdi_xtoken_tiles(term, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            if (h->begin[h->end] + xdi_xcached_tile_bound(term, &h->in, &tile) > h->room)
+                return xdi_xcached_upload(x, h);
+            xdi_xcached_read_tile(x, term, h, &tile, h->end++);
+        }
+    return xdi_xcached_upload(x, h);
+}
+
+/* Memory, of the host and of the device, and where positions are. */
+static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    xd_arena host = xd_arena_over(NULL, 0), work = host;
+    xd_result result = XD_OK;
+    int64_t longest;
+    XD_TRY(xdi_xcached_measure(x, term, h, &longest));
+    if (xdi_xcached_layout_host(x, term, h, &host))
+        h->here = (unsigned char *)xd_allocate(x->ctx, host.peak + 1);
+    if (h->here && xdi_xcached_layout_work(x, term, h, longest, &work))
+        h->there = (unsigned char *)x->kernels->memory.allocate(x->ctx, work.peak + 1);
+    if (!h->there)
+        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions in %zu and %zu bytes",
+                         (long long)h->in.total, host.peak, work.peak);
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    host = xd_arena_over(h->here, host.peak);
+    work = xd_arena_over(h->there, work.peak);
+    xdi_xcached_layout_host(x, term, h, &host);
+    xdi_xcached_layout_work(x, term, h, longest, &work);
+    return xdi_xcached_find_places(x, term, &h->in);
+}
+
+static xd_result xdi_xcached_open(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
     const xd_projection *m = term->teacher->projection;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
-    a.rows = h->rows;
-    a.places = h->places;
-    a.place_count = h->tile.count;
-    a.offset = h->offset;
-    a.list = h->columns;
-    a.k = h->offset[a.place_count];
-    a.student = h->q;
-    a.teacher = h->target;
-    a.chunks = h->chunks;
-    a.vocabulary = term->vocabulary;
-    a.reverse = x->d.reverse;
-    if (!m) return a;
-    a.matrix.column_begin = m->column_begin;
-    a.matrix.column_student = m->student_id;
-    a.matrix.column_weight = m->column_weight;
-    return a;
-}
-
-static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t count = h->offset[h->tile.count];
-    xdi_xtoken_zero(x, h->q, count);
-    h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
-    xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    a.cells = h->q;
-    XD_TRY(x->kernels.list_project(&x->launch, &a));
-    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
-}
-
-/* ---- chunks ---- */
-
-XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                             int64_t c, bool compared) {
-    xd_xtoken_chunk chunk;
-    memset(&chunk, 0, sizeof chunk);
-    chunk.compared = compared;
-    chunk.student = (double)term->student_sizes[b * term->teacher->chunks + c];
-    if (compared)
-        chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
-    return chunk;
-}
-
-static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
-    const xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
-    for (int64_t i = 0; i < a.place_count; i++)
-        a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
-    XD_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
+    if (!m) return XD_OK;
+    h->projection = *m;
+    if (xdi_projection_is_near(x->ctx, m)) return XD_OK;
+    XD_TRY(xd_projection_upload(x->ctx, m, &h->copied));
+    h->projection = h->copied;
     return XD_OK;
 }
 
-/* ---- gradient ---- */
-
-/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v; delta is summed in units of
- * the largest |dy|, for fixed point. */
-static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
-    xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    a.cells = h->deltas;
-    xdi_xtoken_zero(x, h->deltas, h->row_count);
-    XD_TRY(x->kernels.list_delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
-    a.cells = h->slopes;
-    a.slope = x->u;
-    a.count = 1;
-    for (int64_t r = 0; r < h->row_count; r++) {
-        const double unit = h->chunks[h->places[r]].largest;
-        if (unit == 0.0) continue;
-        a.rows = h->rows + r;
-        a.places = h->places + r;
-        XD_TRY(x->kernels.list_slopes(&x->launch, &a));
-        XD_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
-    }
-    return XD_OK;
+static xd_result xdi_xcached_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
+    return xdi_xcached_take(x, term, (xdi_xcached *)term->own);
 }
 
-static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    XD_TRY(xdi_xcached_find_places(x, term, &h->in));
+static void xdi_xcached_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
+    x->kernels->memory.release(x->ctx, h->there);
+    xd_release(x->ctx, h->here);
+    xd_projection_unload(x->ctx, &h->copied);
+}
+
+/* ---- a pass ---- */
+
+static xd_result xdi_xcached_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
-            xdi_xcached_next_tile(x, term, h, b, first);
-            XD_TRY(xdi_xcached_sums(x, term, h));
-            XD_TRY(xdi_xcached_divergence(x, term, h));
-            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, h));
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], 0.0);
         }
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    xdi_xcached h;
-    memset(&h, 0, sizeof h);
-    XD_TRY(xdi_xcached_size_places(x, term, &h.in));
-    xdi_xcached_size(x, term, &h);
-    void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
-    if (!memory)
-        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
-    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
-    arena = xd_arena_over(memory, arena.peak);
-    if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);
-    xd_release(x->ctx, memory);
-    return result;
+/* The device's address of something in the lists of the cache. */
+static const void *xdi_xcached_there(const xdi_xtoken *x, const xdi_xcached *h, const void *list) {
+    return x->on_device ? h->there + ((const unsigned char *)list - h->here) : list;
+}
+
+/* Tile `index` of all, with its sums over all ranks. */
+static xd_result xdi_xcached_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                  const xdi_xtoken_tile *tile, int64_t index, xd_xtoken_list_args *a) {
+    const xdi_xcached *h = (const xdi_xcached *)term->own;
+    const int64_t begin = h->begin[index];
+    memset(a, 0, sizeof *a);
+    a->x = xdi_xtoken_student_tile(x, term, tile);
+    a->lists = xdi_xcached_lists(term, h);
+    a->lists.count = tile->count;
+    a->lists.offset = (const int64_t *)xdi_xcached_there(x, h, h->offset + index * h->width);
+    a->lists.ids = (const int32_t *)xdi_xcached_there(x, h, h->ids + begin);
+    a->lists.entries = h->begin[index + 1] - begin;
+    a->teacher = (double *)(uintptr_t)xdi_xcached_there(x, h, h->target + begin); /* read alone */
+    a->chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    a->cells = h->q + h->settle_room;
+    a->fixed = x->fixed;
+    a->reverse = x->d.reverse;
+    const int64_t entries = a->lists.entries;
+    XD_TRY(x->kernels->memory.fill(&x->launch, a->cells, 0, (size_t)entries * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.list_project(&x->launch, a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a->cells, entries));
+    XD_TRY(xdi_xtoken_reduce(x, tile->comm, a->cells, entries));
+    return xdi_xtoken_settle(x, a->cells, h->settle_room, entries, &a->student);
+}
+
+/* dz = p (h - delta) / tau, h = M dy and delta = sum_v p_v h_v; delta is summed in units of the largest |dy|, for
+ * fixed point. */
+static xd_result xdi_xcached_gradient(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_list_args *tile) {
+    xd_xtoken_list_args a = *tile;
+    const xd_xtoken_list_gradient_args g = {
+        xdi_xtoken_gradient_of(x, a.x),           a.lists, a.student, x->work.delta, a.chunks,
+        ((const xdi_xcached *)term->own)->scratch
+    };
+    a.cells = x->work.cells;
+    XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)a.x.count * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.list_delta(&x->launch, &a));
+    XD_TRY(xdi_xtoken_row_deltas(x, &a.x, a.chunks, a.cells));
+    return x->kernels->xtoken.list_gradient(&x->launch, &g);
+}
+
+static xd_result xdi_xcached_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xcached *h = (xdi_xcached *)term->own;
+    int64_t index = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xd_xtoken_list_args a;
+            XD_TRY(xdi_xcached_bring(x, term, h, index, b, i));
+            XD_TRY(xdi_xcached_sums(x, term, &tile, index, &a));
+            XD_TRY(x->kernels->xtoken.list_divergence(&x->launch, &a));
+            if (x->write) XD_TRY(xdi_xcached_gradient(x, term, &a));
+        }
+    return XD_OK;
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void) {
+    static const xdi_xtoken_kind kind = { 0,
+                                          xdi_xcached_check,
+                                          xdi_xcached_tile,
+                                          xdi_xcached_size,
+                                          xdi_xcached_layout,
+                                          xdi_xcached_open,
+                                          xdi_xcached_begin,
+                                          xdi_xcached_fill,
+                                          xdi_xcached_run,
+                                          xdi_xtoken_tell_chunks,
+                                          xdi_xcached_close };
+    return &kind;
 }

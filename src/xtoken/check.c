@@ -1,5 +1,6 @@
 /* Defaults and checks of a desc of losses across tokenizers. */
 
+#include "teacher/internal.h"
 #include "xtoken/internal.h"
 
 #include <math.h>
@@ -28,32 +29,6 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
     return d;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
-    if (t->vocabulary != 0) return t->vocabulary;
-    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
-    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
-    const int64_t most = t->kind == XD_XTOKEN_SAME ? size : xdi_xtoken_vocabulary(t);
-    return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
-}
-
-/* How many lists of n elements there is room for. */
-static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
-    return n < 1 || n > room ? 1 : room / n;
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
-    const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
-    const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
-    if (t->kind == XD_XTOKEN_GOLD) return 1;
-    if (t->kind != XD_XTOKEN_CACHED) return tile;
-    const int64_t maps =
-        xdi_xtoken_fits((int64_t)1 << 22, xdi_xtoken_vocabulary(t)); /* see xdi_staged_cached */
-    return tile < maps ? tile : maps;
-}
-
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     XD_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT, "teacher %d has %lld chunks",
@@ -70,41 +45,6 @@ static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, i
                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
     XD_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
                "exact_only, but teacher %d does not say which chunks are exact", index);
-    return XD_OK;
-}
-
-/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
- * ids. */
-static xd_result xdi_xtoken_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
-                                      int64_t size, bool ascending) {
-    for (int64_t i = 0; i < count; i++)
-        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
-                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
-    for (int64_t i = 1; i < count && ascending; i++)
-        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
-                   (int)ids[i], (int)ids[i - 1]);
-    return XD_OK;
-}
-
-static xd_result xdi_xtoken_check_gold(xd_ctx *ctx, const xd_xtoken_teacher *t, int index, int64_t size) {
-    const int64_t teacher = xdi_xtoken_vocabulary(t);
-    const xd_exact_map *map = t->map;
-    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
-    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
-    XD_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
-    XD_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
-    return xdi_xtoken_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
-}
-
-static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
-                                            int64_t size) {
-    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
-    XD_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
-               (long long)t->projection->student_size, (long long)size);
-    XD_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-               "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
-               (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
     return XD_OK;
 }
 
@@ -126,21 +66,11 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
     return XD_OK;
 }
 
-static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
-    const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
-               "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
-               (long long)d->student.rows);
-    XD_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
-               "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
-               (long long)xdi_xtoken_vocabulary(t), (long long)size);
-    return XD_OK;
-}
-
 static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    const bool positions = (xdi_xtoken_kind_of(t->kind)->traits & XDI_KIND_POSITIONS) != 0;
     XD_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
     XD_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
@@ -155,15 +85,47 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                (long long)y->cols);
-    XD_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, !scores || t->labels || (positions && d->labels), XD_ERROR_ARGUMENT,
                "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
+/* The cache of a teacher without logits. */
+static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t, int index) {
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
+    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+               "teacher %d has a cache but no positions", index);
+    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
+               "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
+               (long long)info.desc.vocabulary);
+    for (int64_t i = 0; i < t->logits.rows; i++) {
+        const int64_t at = t->cache_positions[i];
+        const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
+        XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
+                   "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
+                   (long long)at, (long long)info.positions);
+    }
+    return XD_OK;
+}
+
+/* A teacher without logits. */
+static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
+    XD_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
+               XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
+               (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
+               (long long)d->sequences);
+    XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
+               d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
+    return t->cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
+}
+
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
-               "teacher %d is of kind %d", index, (int)t->kind);
+    const xdi_xtoken_kind *kind = xdi_xtoken_kind_of(t->kind);
+    XD_REQUIRE(ctx, kind, XD_ERROR_ARGUMENT, "teacher %d is of kind %d", index, (int)t->kind);
     XD_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                       : xdi_xtoken_check_known(ctx, d, index));
     XD_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
@@ -171,12 +133,8 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
                t->denominator_value);
     XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
-    if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
-    XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
-    if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
-    if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
-    return xdi_xtoken_check_projected(ctx, t, index, size);
+    if (!(kind->traits & XDI_KIND_POSITIONS)) XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
+    return kind->check(ctx, d, index, size);
 }
 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {

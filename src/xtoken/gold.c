@@ -1,181 +1,281 @@
-/* GOLD: exact pairs of ids, and both sides' tails sorted. */
+/* GOLD: exact pairs of ids, and both sides' tails sorted; chunk after chunk. */
 
 #include "xtoken/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* ---- one chunk ---- */
+/* The exact map, where kernels read it. */
+typedef struct xdi_gold {
+    int32_t *pair, *other, *rest, *other_rest; /* lists */
+    int64_t tail;                              /* how long the tails are */
+} xdi_gold;
 
-/* Chunk c of the tile's sequence, which is all of the tile. */
-typedef struct xdi_gold_chunk {
-    xdi_xtoken_tile tile;
-    int64_t c;
-    int64_t at;   /* of [B, C] */
-    int64_t tail; /* how long the tails are */
-    double kl, l1;
-    bool agree;
-} xdi_gold_chunk;
-
-static int64_t xdi_gold_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                     const xdi_gold_chunk *chunk) {
-    return xdi_xtoken_tile_rows(term, &term->student_rows, &chunk->tile, x->rows, x->places);
+/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+ * ids. */
+static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
+                                    int64_t size, bool ascending) {
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
+                   "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
+    for (int64_t i = 1; i < count && ascending; i++)
+        XD_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
+                   (int)ids[i], (int)ids[i - 1]);
+    return XD_OK;
 }
 
-/* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
-static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
-    a.cells = x->student;
-    a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XD_TRY(x->kernels.log_probs(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(
-        x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
-    a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
-    XD_TRY(x->kernels.log_probs(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
-    return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
+static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const int64_t teacher = xdi_xtoken_vocabulary(&d->teachers[index]);
+    const xd_exact_map *map = d->teachers[index].map;
+    XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
+    XD_TRY(xdi_gold_check_ids(ctx, "student", map->student, map->pairs, size, true));
+    XD_TRY(xdi_gold_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
+    XD_TRY(xdi_gold_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
+    return xdi_gold_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
+}
+
+/* ---- memory ---- */
+
+static int64_t xdi_gold_one(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
+    (void)d, (void)t, (void)tile;
+    return 1;
+}
+
+static int64_t xdi_gold_tail(const xdi_xtoken *x, const xd_exact_map *map) {
+    if (!map) return 0;
+    const int64_t rest =
+        map->student_rest_count < map->teacher_rest_count ? map->student_rest_count : map->teacher_rest_count;
+    return rest < x->d.tail ? rest : x->d.tail;
+}
+
+static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    const int64_t sums = x->columns + term->vocabulary;
+    s->settled = xdi_xtoken_most(s->settled, sums);
+    s->cells = xdi_xtoken_most(s->cells, sums + 2);
+    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->map));
+    s->means = xdi_xtoken_most(s->means, x->columns);
+    s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
+    s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
+}
+
+static void xdi_gold_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const xd_exact_map *map = term->teacher->map;
+    xdi_gold plan, *g = (xdi_gold *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    if (!map) return;
+    g->tail = xdi_gold_tail(x, map);
+    g->pair = map->student;
+    g->other = map->teacher;
+    g->rest = map->student_rest;
+    g->other_rest = map->teacher_rest;
+    if (!x->on_device) return;
+    g->pair = (int32_t *)xdi_xtoken_list(a, map->pairs, sizeof(int32_t));
+    g->other = (int32_t *)xdi_xtoken_list(a, map->pairs, sizeof(int32_t));
+    g->rest = (int32_t *)xdi_xtoken_list(a, map->student_rest_count, sizeof(int32_t));
+    g->other_rest = (int32_t *)xdi_xtoken_list(a, map->teacher_rest_count, sizeof(int32_t));
+}
+
+/* ---- a pass ---- */
+
+static void xdi_gold_fill_ids(int32_t *to, const int32_t *from, int64_t count) {
+    if (to != from && count > 0) memcpy(to, from, (size_t)count * sizeof *to);
+}
+
+static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_exact_map *map = term->teacher->map;
+    const xdi_gold *g = (const xdi_gold *)term->own;
+    xdi_gold_fill_ids(g->pair, map->student, map->pairs);
+    xdi_gold_fill_ids(g->other, map->teacher, map->pairs);
+    xdi_gold_fill_ids(g->rest, map->student_rest, map->student_rest_count);
+    xdi_gold_fill_ids(g->other_rest, map->teacher_rest, map->teacher_rest_count);
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+        }
+    return XD_OK;
+}
+
+/* One chunk, which is all of its tile. */
+typedef struct xdi_gold_chunk {
+    const xdi_gold *g;
+    xd_xtoken_rows student, teacher;
+    const xd_xtoken_chunk *chunk; /* in the lists */
+    xd_comm *comm;                /* of its rows */
+    double *means, *others;       /* alpha of this shard's ids, beta of all the teacher's */
+    double *sums;                 /* cells [2]: the KL of the pairs, and the sum of its derivatives */
+} xdi_gold_chunk;
+
+static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
+    const int64_t wide = xdi_xtoken_wide(x), count = c->student.columns + c->teacher.columns;
+    double *cells = x->work.cells;
+    const xd_xtoken_log_probs_args s = { c->student, 1.0 / c->chunk->student, cells, x->fixed,
+                                         x->work.scratch };
+    const xd_xtoken_log_probs_args t = { c->teacher, 1.0 / c->chunk->teacher, cells + wide * x->columns,
+                                         x->fixed, x->work.scratch };
+    XD_TRY(x->kernels->xtoken.log_probs(&x->launch, &s));
+    XD_TRY(x->kernels->xtoken.log_probs(&x->launch, &t));
+    XD_TRY(xdi_xtoken_reduce(x, c->comm, cells, count));
+    XD_TRY(xdi_xtoken_settle(x, cells, x->room, count, &c->means));
+    c->others = c->means + x->columns;
+    c->sums = cells + wide * count;
+    return XD_OK;
+}
+
+/* A list of the caller's on a CPU, where the lists are no other memory. */
+static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
+    return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
-static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    xdi_xtoken_zero(x, kl, 1);
-    a.cells = kl;
-    a.means = x->student;
-    a.others = x->teacher;
-    a.pair = map->student;
-    a.other = map->teacher;
-    a.pairs = map->pairs;
+static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
+    xd_xtoken_pair_args a;
+    memset(&a, 0, sizeof a);
+    a.first = x->vocab.begin;
+    a.columns = x->columns;
+    a.means = c->means;
+    a.others = c->others;
+    a.pair = xdi_gold_there(x, c->g->pair);
+    a.other = xdi_gold_there(x, c->g->other);
+    a.pairs = term->teacher->map->pairs;
     a.reverse = x->d.reverse;
-    a.slope = x->u;
-    a.best = x->tails;
-    return x->kernels.pair(&x->launch, &a);
+    a.cells = c->sums;
+    a.fixed = x->fixed;
+    a.slope = x->work.u;
+    a.best = x->work.tails;
+    a.scratch = x->work.scratch;
+    XD_TRY(x->kernels->memory.fill(&x->launch, c->sums, 0, 2 * xdi_xtoken_cell(x)));
+    return x->kernels->xtoken.pair(&x->launch, &a);
 }
 
-XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
-                                    const double *means, const double *others, const int32_t *rest,
-                                    const int32_t *other_rest) {
+/* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
+ * shorter list of this shard ends in -1, which is less than any probability. */
+static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
-                         x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
-                         x->scratch,   x->fixed };
-    XD_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = others;
-    t.ids = other_rest;
+    const int64_t k = c->g->tail;
+    xd_xtoken_tail t = { c->means,
+                         xdi_gold_there(x, c->g->rest),
+                         map->student_rest_count,
+                         x->vocab.begin,
+                         x->vocab.end,
+                         k,
+                         x->work.tails + XD_XTOKEN_BEST_WORDS,
+                         x->work.tail_ids,
+                         x->work.scratch,
+                         x->fixed };
+    if (k == 0) return XD_OK;
+    XD_TRY(x->kernels->xtoken.tail(&x->launch, &t));
+    t.means = c->others;
+    t.ids = xdi_gold_there(x, c->g->other_rest);
     t.count = map->teacher_rest_count;
     t.begin = 0;
     t.end = term->vocabulary;
-    t.values = x->other_tail;
-    t.found = x->tail_ids + k;
-    return x->kernels.tail(&x->launch, &t);
+    t.values = x->work.other_tail;
+    t.found = x->work.tail_ids + k;
+    return x->kernels->xtoken.tail(&x->launch, &t);
 }
 
-XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out) {
+/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an entry is
+ * ours. */
+static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
-    m.all = x->tails;
+    m.all = x->work.tails;
     m.stride = XD_XTOKEN_BEST_WORDS + k;
     m.k = k;
     m.shard = x->vocab.rank;
     m.shards = x->vocab.ranks;
-    m.others = x->other_tail;
-    m.found = x->tail_ids;
-    m.slope = x->u;
-    m.out = out;
-    m.places = x->rows;
+    m.others = x->work.other_tail;
+    m.found = x->work.tail_ids;
+    m.slope = x->work.u;
+    m.out = x->work.merged;
+    m.places = x->work.tail_ids + 2 * k;
     if (x->vocab.tp) {
-        XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
-        m.all = x->all_tails;
+        XD_TRY(
+            xdi_comm_all_gather_equal(x->vocab.tp, x->work.tails, x->work.all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->work.all_tails;
     }
-    return x->kernels.merge(&x->launch, &m);
+    return x->kernels->xtoken.merge(&x->launch, &m);
 }
 
-/* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
-static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
-                                   double factor) {
-    const int64_t count = xdi_gold_student_rows(x, term, chunk);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
-    double *sum = x->row_sums; /* one cell */
-    xdi_xtoken_zero(x, sum, 1);
-    a.cells = sum;
-    a.u = x->u;
-    a.scale = factor / x->d.temperature;
-    XD_TRY(x->kernels.total(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
-    const double shift = sum[0] * a.scale;
-    for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
-    a.delta = x->row_delta;
-    return x->kernels.gradient(&x->launch, &a);
+/* The chunk's results, and dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
+static xd_result xdi_gold_finish(const xdi_xtoken *x, const xdi_gold_chunk *c) {
+    const double scale = c->chunk->factor / x->d.temperature;
+    xd_xtoken_chunk *chunk = (xd_xtoken_chunk *)xdi_xtoken_there(x, c->chunk);
+    const xd_xtoken_total_args total = { x->work.u, x->columns, c->sums + xdi_xtoken_wide(x), x->fixed,
+                                         x->work.scratch };
+    const xd_xtoken_close_args close = { c->sums,          x->fixed,      x->work.merged, scale,
+                                         c->student.count, x->work.delta, chunk };
+    const xd_xtoken_mean_gradient_args g = { xdi_xtoken_gradient_of(x, c->student), x->work.u, scale,
+                                             x->work.delta, chunk };
+    if (x->write) XD_TRY(x->kernels->xtoken.total(&x->launch, &total));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, c->sums, 2));
+    XD_TRY(x->kernels->xtoken.close(&x->launch, &close));
+    return x->write ? x->kernels->xtoken.mean_gradient(&x->launch, &g) : XD_OK;
 }
 
-XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t b, int64_t c) {
-    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
-    const bool good = isfinite(value) != 0;
-    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
-    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
-}
-
-static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const int64_t b = chunk->tile.b;
-    const double weight = xdi_xtoken_weight(x, term, b, chunk->c), value = chunk->kl + chunk->l1;
-    xd_xtoken_chunk sums;
-    memset(&sums, 0, sizeof sums);
-    sums.compared = true;
-    sums.value = chunk->kl;
-    sums.delta = chunk->l1;
-    sums.agree = chunk->agree;
-    xdi_gold_add_chunk(x, term, &sums, b, chunk->c);
-    if (!x->write || !isfinite(value)) return XD_OK;
-    return xdi_gold_gradient(x, term, chunk,
-                             weight * xdi_xtoken_factor(x, term) /
-                                 ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON));
-}
-
-static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    const xd_exact_map *map = term->teacher->map;
-    double *kl = x->row_sums, merged[2]; /* kl: one cell */
-    XD_TRY(xdi_gold_means(x, term, chunk));
-    XD_TRY(xdi_gold_pairs(x, map, kl));
-    XD_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
-    chunk->kl = kl[0];
-    if (chunk->tail > 0)
-        XD_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
-                              map->teacher_rest));
-    XD_TRY(xdi_gold_merge(x, chunk->tail, merged));
-    chunk->l1 = merged[0];
-    chunk->agree = merged[1] != 0.0;
-    return xdi_gold_finish(x, term, chunk);
-}
-
-XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map) {
-    const int64_t rest =
-        map->student_rest_count < map->teacher_rest_count ? map->student_rest_count : map->teacher_rest_count;
-    return rest < d->tail ? rest : d->tail;
+static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                    const xdi_xtoken_tile *tile) {
+    xdi_gold_chunk c;
+    memset(&c, 0, sizeof c);
+    c.g = (const xdi_gold *)term->own;
+    c.student = xdi_xtoken_student_tile(x, term, tile);
+    c.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    c.chunk = term->chunks + xdi_xtoken_tile_start(term, tile);
+    c.comm = tile->comm;
+    XD_TRY(xdi_gold_means(x, &c));
+    XD_TRY(xdi_gold_pairs(x, term, &c));
+    XD_TRY(xdi_gold_tails(x, term, &c));
+    XD_TRY(xdi_gold_merge(x, c.g->tail));
+    return xdi_gold_finish(x, &c);
 }
 
 /* Those of several ranks, or this rank's own, of all sequences. */
-static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool together) {
+static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
         for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
-            xdi_gold_chunk chunk;
-            memset(&chunk, 0, sizeof chunk);
-            chunk.tile = xdi_xtoken_tile_at(x, term, b, i);
-            chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
-            chunk.at = b * term->teacher->chunks + chunk.c;
-            chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            XD_TRY(xdi_gold_run(x, term, &chunk));
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            XD_TRY(xdi_gold_run_chunk(x, term, &tile));
         }
     }
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    XD_TRY(xdi_gold_tiles(x, term, true));
-    return xdi_gold_tiles(x, term, false);
+static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    XD_TRY(xdi_gold_run_tiles(x, term, true));
+    return xdi_gold_run_tiles(x, term, false);
+}
+
+/* ---- results ---- */
+
+static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
+    const bool good = isfinite(value) != 0;
+    double *sums = x->host.sums;
+    if (!xdi_xtoken_tells(x, term, b, c)) return;
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
+}
+
+/* In the order in which they ran: those of several ranks first. */
+static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    for (int together = 1; together >= 0; together--)
+        for (int64_t b = 0; b < x->d.sequences; b++) {
+            const int64_t end = together ? term->shared[b] : term->listed[b];
+            for (int64_t place = together ? 0 : term->shared[b]; place < end; place++) {
+                const int64_t at = b * term->teacher->chunks + place;
+                xdi_gold_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
+            }
+        }
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_one, xdi_gold_size,
+                                          xdi_gold_layout,      NULL,           NULL,         xdi_gold_fill,
+                                          xdi_gold_run,         xdi_gold_tell,  NULL };
+    return &kind;
 }

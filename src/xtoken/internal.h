@@ -5,36 +5,118 @@
 #include "loss/internal.h"
 #include "xtoken/xtoken.h"
 
-/* The floor of the reference's divisions and logarithms. */
-#define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
+/* One driver for all kinds of teachers and all devices. What a call computes on lies in the memory of the context's
+ * device, `work`; what the host makes for it are lists, which one copy brings there; what the host alone looks at is
+ * `host`. On a CPU the three are one memory, and what would be copied is there already.
+ *
+ *   check   are the teacher's fields right, on this rank alone
+ *   size    the largest of the blocks that teachers use in turn
+ *   layout  the blocks that a teacher has to itself
+ *   open    once a call, before the first exchange: what comes from other memory; on this rank alone
+ *   begin   once a call, when weights and chunks are known: what all passes use; collective
+ *   fill    once a pass: the lists, before any kernel runs
+ *   upload  the lists of all teachers go to the device
+ *   run     once a pass: sums, divergences, and the gradient when the pass writes; the host does not wait
+ *   tell    once a pass, when the chunks are back: what they add to the sums
+ *   close   releases what open and begin took
+ *
+ * A term is a teacher during a call. A place is a chunk's number among those of its sequence that this rank works on; a
+ * tile is so many places in a row. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced over
+ * ranks, and settled into doubles.
+ *
+ * A new kind is a file with its xdi_xtoken_kind and a line in kinds.c. */
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
+typedef struct xdi_xtoken xdi_xtoken;
+typedef struct xdi_xtoken_term xdi_xtoken_term;
+
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids;     /* J */
+    int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t slots;   /* of ids in J */
+    int64_t settled; /* cells that become doubles ... */
+    int64_t cells;   /* ... and the others behind them */
+    int64_t doubles; /* that take the place of cells */
+    int64_t tail;
+    int64_t means; /* GOLD: columns */
+    int64_t scratch;
+    int64_t moments; /* rows whose moments are asked for */
+    size_t matrix;
+} xdi_xtoken_sizes;
+
+/* Where blocks come from; false `fits` when one did not. */
+typedef struct xdi_xtoken_arenas {
+    xd_arena *lists, *host, *work;
+    bool fits;
+} xdi_xtoken_arenas;
+
+/* What is special about a kind. */
+enum {
+    XDI_KIND_POSITIONS = 1,   /* it compares positions, not chunks */
+    XDI_KIND_APART = 2,       /* its chunks are worked on without places */
+    XDI_KIND_AT_ONE = 4,      /* at temperature 1 whatever the loss's */
+    XDI_KIND_ALL_COMPAT = 8,  /* compat: chunks of sequences that do not count are compared too */
+    XDI_KIND_EVEN_COMPAT = 16 /* compat: neither the size of sample weights nor exact_only matters */
+};
+
+/* A kind of teachers. What it has no use for is NULL. */
+typedef struct xdi_xtoken_kind {
+    int traits;
+    xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
+    int64_t (*tile)(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile); /* chunks at once */
+    void (*size)(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s);
+    void (*layout)(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a);
+    xd_result (*open)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*begin)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*fill)(xdi_xtoken *x, xdi_xtoken_term *term);
+    xd_result (*run)(xdi_xtoken *x, xdi_xtoken_term *term);
+    void (*tell)(xdi_xtoken *x, const xdi_xtoken_term *term);
+    void (*close)(const xdi_xtoken *x, xdi_xtoken_term *term);
+} xdi_xtoken_kind;
+
 /* Rows of the student, or of a teacher, by the places of their chunks. */
 typedef struct xdi_xtoken_side {
-    int64_t *begin; /* [B C + 1] where the rows of a place begin, C places a sequence */
-    int64_t *rows;  /* [rows] those whose chunk has a place */
+    int64_t *begin;         /* host: [B C + 1] where the rows of a place begin, C places a sequence */
+    int64_t *rows, *places; /* lists: [rows] those whose chunk has a place, and this place in its tile */
 } xdi_xtoken_side;
 
-/* One teacher during a call. Its chunks have places, sequence by sequence: see xdi_xtoken_share. */
-typedef struct xdi_xtoken_term {
+struct xdi_xtoken_term {
     const xd_xtoken_teacher *teacher;
+    const xdi_xtoken_kind *kind;
     int64_t held;       /* teacher positions of a sequence on this rank */
     int64_t vocabulary; /* V_t */
     int64_t k;          /* columns in J */
     int64_t tile;
-    int64_t *student_sizes, *teacher_sizes; /* [B, C] */
-    int64_t *order, *place;                 /* [B, C] the chunk of a place, and the place of a chunk or -1 */
-    int64_t *shared, *listed;               /* [B] places of chunks that several ranks hold, and all */
+    int64_t *student_sizes, *teacher_sizes; /* host: [B, C] */
+    int64_t *order, *place;   /* host: [B, C] the chunk of a place, and the place of a chunk or -1 */
+    int64_t *shared, *listed; /* host: [B] places of chunks that several ranks hold, and all */
     xdi_xtoken_side student_rows, teacher_rows;
-    double denominator; /* D */
-    double weight;      /* omega */
-    double length;      /* ln V_i / ln min V, or 1 */
-    bool active;        /* takes part in KD */
-    int64_t cell;       /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-} xdi_xtoken_term;
+    xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
+    int64_t chunk_count;     /* of these */
+    uint8_t *mask;           /* lists: [teacher rows] who has a say in J */
+    double denominator;      /* D */
+    double weight;           /* omega */
+    double length;           /* ln V_i / ln min V, or 1 */
+    bool active;             /* takes part in KD */
+    bool reads;              /* comes as logits */
+    int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+    void *own;               /* host: what its kind has of its own */
+};
 
-/* A teacher's cells of x->sums. */
+/* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
+ * each, these, and those of the teachers. */
+enum {
+    XDI_XTOKEN_CE,
+    XDI_XTOKEN_TOKENS,
+    XDI_XTOKEN_RIGHT,
+    XDI_XTOKEN_LABEL,
+    XDI_XTOKEN_NOT_FINITE,
+    XDI_XTOKEN_FIRST
+};
+
+/* A teacher's, from its first on. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -43,323 +125,215 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
-typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
-} xdi_xtoken_sizes;
+/* What the host looks at; [rows] of the student. */
+typedef struct xdi_xtoken_host {
+    int64_t *argmax;
+    double *log_probs;  /* of the labels */
+    double *row_weight; /* 0 where not counted */
+    double *ce_factor;  /* a list: of the cross entropy's gradient */
+    double *sums;       /* cells: what is summed over comm */
+    double *moments;    /* [moment rows, XD_XTOKEN_MOMENTS] */
+    int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
+} xdi_xtoken_host;
 
-/* LIKELIHOOD: what the kind needs beside the workspace. */
-typedef struct xdi_likelihood {
-    double *sums;    /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
-    double *moments; /* [teacher rows, XD_XTOKEN_MOMENTS] where it reads logits */
-    int64_t *rows;   /* [count] of the student that have a gradient */
-    double *slopes;  /* [count] d loss / d log-probability of those */
-    int64_t count;
-} xdi_likelihood;
+/* What kernels work on: memory of the device. */
+typedef struct xdi_xtoken_work {
+    double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
+    int64_t *argmax;       /* [rows] */
+    double *log_probs;     /* [rows] logits at the labels, then log-probabilities */
+    int64_t *labels;       /* [rows] where the device cannot read the caller's */
+    uint8_t *written;      /* [rows] the gradient has this row */
+    double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
+    double *delta;         /* [held] */
+    int64_t *ids;          /* [k] J, where it is chosen */
+    float *maxima;         /* of columns, and the k largest of them */
+    double *values;
+    void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
+    int32_t *slots;                         /* SAME: places of ids in J */
+    float *u;                               /* GOLD: [columns] derivative by a mean */
+    double *tails, *all_tails, *other_tail; /* GOLD: of this shard, of all, of the teacher */
+    int64_t *tail_ids;                      /* GOLD: both tails', and scratch for shards */
+    double *merged;                         /* GOLD: [2] */
+    float *scratch;                         /* for the kernels */
+    double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
+    int64_t *moment_labels;                 /* [moment rows] where the device cannot read the caller's */
+} xdi_xtoken_work;
 
-/* CACHED: where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
-typedef struct xdi_xcached_places {
-    int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
-    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
-    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
-    int64_t *places;         /* [total] ascending within a chunk */
-    double *mass;            /* [V_t] zero between uses */
-    int32_t *ids;            /* [k] of one position, and their probabilities */
-    double *probabilities;
-} xdi_xcached_places;
-
-/* CACHED on a device: J and a of all chunks, tile after tile, in memory of their own as a cache's size is known in
- * the call alone. The host's are copied once a call. */
-typedef struct xdi_staged_cached {
-    int64_t width;               /* tiles have so many offsets */
-    int64_t *begin;              /* [tiles + 1] where the entries of a tile begin */
-    int64_t *offset;             /* [tiles, width] where, within a tile, those of its chunks begin */
-    double *target;              /* a */
-    int32_t *ids;                /* J */
-    double *q, *settled;         /* the device's: cells of the largest tile, and these as doubles */
-    int32_t *slots;              /* the device's: [tile, V_t] places of teacher ids in a chunk's J */
-    unsigned char *here, *there; /* the lists; both to be released */
-    size_t bytes;                /* of the lists */
-} xdi_staged_cached;
-
-/* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
-typedef struct xdi_xtoken_lists {
-    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's, and their places in the tile */
-    int64_t *first, *rows, *places;
-    int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
-    int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
-    uint8_t *mask; /* [teacher rows] who has a say in J */
-    int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
-    xd_xtoken_chunk *chunks;          /* [B, C], SAME: [rows]; they come back with their divergences */
-    xd_projection projection, copied; /* in memory of the device; what to free of it */
-    xdi_likelihood likelihood;
-    double *moments; /* LIKELIHOOD: the device's */
-    xdi_staged_cached cached;
-} xdi_xtoken_lists;
-
-/* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
- * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
-typedef struct xdi_xtoken_device {
-    const xd_kernels *kernels;
-    unsigned char *here, *there;
-    size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
-    xdi_xtoken_lists *lists;        /* [teacher_count] */
-    int64_t *rest;                  /* a list: rows that no teacher looks at */
-    uint8_t *written;               /* [rows] */
-    int64_t *labels, *argmax;       /* [rows] */
-    double *log_probs;              /* [rows] */
-    float *maxima;                  /* [most V_t] of columns */
-    double *values;                 /* [most k] */
-    double *settled, *delta;        /* [2, most tile * k] cells as doubles; [held] */
-    double *merged;                 /* [2] what `merge` writes */
-    double *moments;                /* [most teacher rows, XD_XTOKEN_MOMENTS] */
-    int64_t *teacher_labels;        /* [most teacher rows] */
-    int64_t *all_rows;              /* a list: [most teacher rows] 0, 1, ... */
-    void *memory;                   /* to be released */
-} xdi_xtoken_device;
-
-/* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
- * over rows or ranks are "cells": see xdi_xtoken_add. */
-typedef struct xdi_xtoken {
+/* One call. */
+struct xdi_xtoken {
     xd_ctx *ctx;
     xd_launch launch;
-    xd_xtoken_kernels kernels;
+    const xd_kernels *kernels;
     xd_xtoken_desc d;
     xd_vocab_info vocab;
     int64_t held, columns;  /* student positions of a sequence; columns of this shard */
-    double *lse, *lse_one;  /* [rows] log-sum-exp at the temperature and at 1 */
-    int64_t *argmax;        /* [rows] */
-    double *log_probs;      /* [rows] of the labels */
-    double *row_weight;     /* [rows] 0 where not counted */
-    double *ce_factor;      /* [rows] of the cross entropy's gradient */
-    uint8_t *written;       /* [rows] the gradient has this row */
-    float *u;               /* [columns] */
     xdi_xtoken_term *terms; /* [teacher_count] */
-    double *sums;           /* cells: what is summed over comm */
-    double *row_sums;       /* [rows + 1] cells */
+    xdi_xtoken_host host;
+    xdi_xtoken_work work;
+    unsigned char *here, *there; /* the lists, and where the device has them */
+    size_t list_bytes;
+    int64_t room; /* see work.cells */
     double token_denominator;
     double kd_weight, ce_weight;
-    xd_status found, found_in_rows; /* of this pass, and of the labels alone */
-    int64_t *ids;                   /* [most k] J */
-    uint8_t *mask;                  /* [most teacher rows] who has a say in J */
-    double *student, *teacher;      /* cells of a tile */
-    int64_t *rows,
-        *places; /* [most of held, the teacher's and ranks] rows at work, and their chunks' places in the tile */
-    xd_xtoken_chunk *chunks; /* [most tile] */
-    float *scratch;          /* for the kernels */
-    xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
-    int32_t *slots;          /* ... and for making it: [V_t] */
-    int64_t *row_begin;
-    int32_t *entry_student, *entry_slot;
-    float *entry_weight;
-    double *row_delta;         /* [held] cells */
-    double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
-    double *other_tail;        /* GOLD: the teacher's */
-    int64_t *tail_ids;         /* GOLD: both tails' */
-    double *moments; /* on a device: [most teacher rows, XD_XTOKEN_MOMENTS] of the teacher that is scored */
-    xdi_xtoken_device device;
-    void *memory; /* of the host, to be released */
+    xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
+    void *host_memory, *list_memory, *work_memory; /* to be released */
     int selected;
-    bool on_device;
-    bool fixed; /* INVARIANT: cells are xd_fixed */
-    bool write; /* this pass writes the gradient */
-    bool owner; /* this rank tells what all ranks of sequence_comm know */
-} xdi_xtoken;
+    bool on_device; /* its memory is not the host's */
+    bool fixed;     /* INVARIANT: cells are xd_fixed */
+    bool write;     /* this pass writes the gradient */
+    bool owner;     /* this rank tells what all ranks of sequence_comm know */
+};
 
-/* check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
- * checks. */
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+/* ---- teacher.c: a teacher's desc by itself ---- */
+
+/* Does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
+ * none. */
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
+/* V_t, the size of J, and entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
-XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+/* How many lists of n elements there is room for, at least 1. */
+XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n);
+/* Is the projection, if any, of these two vocabularies, the teacher's by the name of what it comes from? */
+XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
+                                                 int64_t size, const char *source);
 
-/* ---- xtoken.c ---- */
+/* ---- cells.c: sums ---- */
 
-/* Cells are doubles or, in INVARIANT mode, xd_fixed in the same memory, which has room for either. They are
- * zeroed, added to, and joined over the ranks of up to two groups (NULL -> none); joining leaves doubles.
- * -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. */
+/* -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. These three are cells of
+ * the host; join sums them over comm (NULL -> not at all) and leaves doubles. */
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
-XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
-                                     xd_comm *second);
-/* Adds up cells over one group; they stay what they are. */
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
+/* Bytes of a cell, and how many words of doubles it is. */
+XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
+XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
+/* Adds up cells of any memory over one group; they stay what they are. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
+/* The doubles of the first `count` of the given cells, before which there is room; the cells are spent. */
+XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
+                                       double **out);
+/* The room for `count` cells to be settled in a few steps, each twice as long as the one before. */
+XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count);
+
+/* ---- share.c: chunks, who works on them, and tiles ---- */
 
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+/* The sample's weight; w_c; tau^2 / D; omega; and what one unit of d(c) adds to the whole loss. */
+XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b);
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term);
+XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term);
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* ---- share.c ---- */
+/* A chunk before it is compared; epsilon is added to the numbers of its positions. */
+XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c, double epsilon);
 
-/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which all of
- * them work on, then this rank's own; another's have none. Their sizes are known. Collective over sequence_comm. */
+/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which
+ * all of them work on, then this rank's own; another's have none. Their sizes are known. Collective over
+ * sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
 
 /* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
 XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 
-/* Places [first, first + count) of sequence b; sums over rows are joined over comm: NULL where they are complete. */
+/* Places [first, first + count) of sequence b; sums over rows are reduced over comm: NULL where they are complete. */
 typedef struct xdi_xtoken_tile {
     int64_t b, first, count;
     xd_comm *comm;
 } xdi_xtoken_tile;
 
-/* At most so many tiles of `tile` chunks a sequence; how many there are, of chunks of several ranks and of all, the former
- * first; and one of them. */
-XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile);
+/* How many tiles a sequence has, of chunks of several ranks and of all, the former first; and one of them. */
 XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                               int64_t index);
-
-/* A side's rows of the tile and their places in it; returns how many. */
-XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
-                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places);
-
-/* w_c, and what one unit of d(c) adds to the whole loss. */
-XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
+/* The number of the tile's first chunk among term->chunks and term->order. */
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
 
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
+/* What a chunk adds to the sums. */
+XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
+/* Of all places in their order. */
+XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* What the kernels are told of the student's rows: count of x->rows. */
-XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count);
-/* And of a teacher's. */
-XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                  int64_t count);
+/* ---- work.c: what kinds tell the kernels ---- */
 
-/* Adds u - p_v shift to a row of the gradient, p the student's probabilities. A row's first visit brings the
- * cross entropy's part; u NULL: that alone. */
-XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift);
+/* A block of the host for term->own; `plan` instead while blocks are planned alone. */
+XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes);
+/* Blocks, NULL while planning. */
+XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size);
+XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
 
-/* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
- * vocabulary. */
-XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
-
-/* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
-XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
-
-/* ---- device.c: the same on a device ---- */
-
-/* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
-XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
-                                         xd_arena *device);
-/* Projections of the host are copied to the device. */
-XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
-XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
-/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, and the moments of LIKELIHOOD, for which the
- * host waits. */
-XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
-/* What all passes use, once weights and chunks are known: CACHED. Collective over comm and the vocabulary. */
-XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x);
-/* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
-XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
-/* All teachers and the rest of the gradient; waits for the divergences. */
-XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
-
-/* The device's address of something in the lists, and the arguments of the kernels with the device's memory. */
+/* The device's address of something in the lists. */
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
-XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
-                                                 const int64_t *places, int64_t count);
-/* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
-XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l, int64_t size, int64_t b);
-/* A side's rows of one tile after the other: rows, their places in the tile, and where each of the tiles begins. */
-XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
-                                       int64_t *places);
+XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
+                                     xd_copy_kind kind);
+/* Labels of the caller where kernels can read them: there, or copied to the block. */
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
+                                             int64_t *block, const int64_t **out);
 
-/* The chunks of a tile, in the lists. */
-XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
-                                                     const xdi_xtoken_tile *tile);
+/* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
+                                             int64_t count);
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile);
+XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  const xdi_xtoken_tile *tile);
+/* Where their gradient goes. */
+XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows);
 
-/* device_gold.c: all chunks of a teacher. */
-XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l);
-/* device_same.c: a teacher's lists, and all its positions. */
-XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l);
-XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l);
-/* device_cached.c: J and a of all chunks, collective like xdi_xtoken_device_begin; their release; what a pass
- * adds to the lists; and all chunks. */
-XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                                   xdi_xtoken_lists *l);
-XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l);
-XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              xdi_xtoken_lists *l);
-XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                              const xdi_xtoken_lists *l);
+/* Who has a say in J, in term->mask. */
+XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
+                                       int64_t b);
 
-/* ---- the kinds: sums of a term, and the gradient when x->write ---- */
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
-/* projected.c: a chunk before its divergence is computed, and what it then adds to the sums. */
-XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                               int64_t c);
-XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
-/* gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
-XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t b, int64_t c);
-/* gold.c: the tails: the k largest probabilities of this shard's ids, behind its likeliest pair in
- * x->tails, and of the teacher's without a partner, in x->other_tail; a shorter list of this shard ends in -1,
- * which is less than any probability. All pointers are memory of the kernels' device. */
-XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
-                                    const double *means, const double *others, const int32_t *rest,
-                                    const int32_t *other_rest);
-/* gold.c: the tails and likeliest pairs of all shards against the teacher's: out as xd_xtoken_merge has
- * it; x->u gets the derivative by alpha where an entry is ours. */
-XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out);
-/* gold.c: entries of the sorted tails. */
-XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
-XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
-/* same.c: a row before it is compared, the comparison of rows at work, of which `a` tells, and what a row that
- * was compared adds to the sums. */
-XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row);
-XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a);
-XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
-                                   int64_t row);
-XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
-/* cached.c: sizes of p, collective over sequence_comm; its blocks; its places, collective again; J and a of one
- * chunk, which has at most `bound` entries, and returns how many; the chunk before it is compared. */
-XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p);
-XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          xdi_xcached_places *p, xd_arena *arena, bool *fits);
-XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             xdi_xcached_places *p);
-XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot);
-XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                      int64_t slot, int32_t *columns, double *target);
-XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                             int64_t c, bool compared);
-XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
-/* likelihood.c: the blocks that a device is told of and the others; the loss of all chunks, added to the sums,
- * and the rows that have a gradient, collective over sequence_comm. On a device the moments are given. */
-XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
-                                            bool *fits);
-XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
-                                           xd_arena *arena, bool *fits);
-XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h);
+/* Cells of deltas, which are summed over the vocabulary, become work.delta. */
+XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_rows *rows,
+                                           const xd_xtoken_chunk *chunks, double *cells);
 
-/* cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
-XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
-/* cached.c: log-probability, at temperature 1, of the token that a row of such a teacher predicts;
- * -infinity where there is none. */
-XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
-/* cached.c: checks of a teacher without logits, and of both kinds. */
-XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
-XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
-/* likelihood.c */
-XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
+/* Moments of the `count` rows of a teacher that host.asked names, in host.moments; the host waits for them. Labels are
+ * the caller's or NULL. */
+XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
+                                        int64_t count, const int64_t *labels, bool entropy);
 
-/* score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
+/* ---- the kinds ---- */
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void);
+XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
+/* kinds.c; NULL for a number that is none. */
+XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
+
+/* check.c: the desc with every default filled in, and the checks. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+
+/* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
+XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
+XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
+XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
+/* Also behind a failure, when the device may still read what was launched. */
+XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
+
+/* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
+ * who takes part: scores [teacher_count][2] over comm become means. */
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell);
-/* score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
- * means. */
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
+
+/* rows.c: statistics of rows: which count, and by how much their cross entropy does; the host waits for them where
+ * there are labels. */
+XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 
 #endif

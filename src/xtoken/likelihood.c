@@ -8,9 +8,20 @@
 /* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
 
-XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+/* Log-likelihoods of chunks; the host's, but for the gradient. */
+typedef struct xdi_likelihood {
+    double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
+    double
+        *teacher;   /* [rows of logits] log-probabilities of the teacher's tokens, where it comes as logits */
+    int64_t *rows;  /* lists: [count] of the student that have a gradient */
+    double *slopes; /* lists: [count] d loss / d log-probability of those */
+    int64_t count;
+} xdi_likelihood;
+
+static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
+    (void)size;
     XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but the student has no labels", index);
     XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
@@ -31,46 +42,39 @@ static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *t
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
-/* Moments of the teacher's rows that are looked at; a device has made those of all rows. */
-static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+/* log softmax, at temperature 1, of the teacher's rows that are looked at, at their labels. */
+static xd_result xdi_likelihood_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) < 0) continue;
-        xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
-        a.rows = &row;
-        a.labels = t->labels;
-        a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
-        XD_TRY(x->kernels.moments(&x->launch, &a));
+    xdi_likelihood *h = (xdi_likelihood *)term->own;
+    int64_t count = 0;
+    if (!term->reads) return XD_OK;
+    for (int64_t row = 0; row < t->logits.rows; row++)
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
+            x->host.asked[count++] = row;
+    XD_TRY(xdi_xtoken_moments(x, term, term->vocabulary, count, t->labels, false));
+    for (int64_t i = 0; i < count; i++) {
+        const double *m = x->host.moments + i * XD_XTOKEN_MOMENTS;
+        h->teacher[x->host.asked[i]] = m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM];
     }
     return XD_OK;
 }
 
-/* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
-static void xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t slots = x->d.sequences * t->chunks;
-    const bool reads = xdi_xtoken_reads_logits(t);
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
-        const double *m = reads ? h->moments + row * XD_XTOKEN_MOMENTS : NULL;
-        if (slot < 0) continue;
-        xdi_xtoken_add(x, h->sums, slots + slot,
-                       m ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
-                         : xdi_xtoken_known(t, row));
-    }
-}
-
-static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+static xd_result xdi_likelihood_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
     xdi_xtoken_zero(x, h->sums, 2 * slots);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->host.log_probs[row]);
     }
-    if (xdi_xtoken_reads_logits(t) && !x->on_device) XD_TRY(xdi_likelihood_moments(x, term, h));
-    xdi_likelihood_teacher(x, term, h);
-    return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
+        if (slot >= 0)
+            xdi_xtoken_add(x, h->sums, slots + slot,
+                           term->reads ? h->teacher[row] : xdi_xtoken_known(t, row));
+    }
+    return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm);
 }
 
 /* ---- chunks ---- */
@@ -99,22 +103,21 @@ static double xdi_likelihood_coins(double s, double t, bool reverse, double *slo
     return xdi_likelihood_part(p, t, s) - expm1(t) * (not_t - not_s);
 }
 
-/* The loss of a chunk is added; l_s becomes d loss / d l of each of its tokens. */
-static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, double *l_s, double l_t,
+/* l_s becomes d loss / d l of each of the chunk's tokens, 0 where the loss is not finite, and l_t the loss. */
+static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, double *l_s, double *l_t,
                                  int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slot = b * t->chunks + c;
     const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
-    const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = l_t / length;
+    const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
     if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
     const bool good = isfinite(value) && isfinite(slope);
-    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
-    if (x->owner) xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
     *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
+    *l_t = isfinite(slope) ? value : slope;
 }
 
-/* ---- gradient ---- */
+/* ---- a pass ---- */
 
 /* The rows that have a gradient, and by how much. */
 static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
@@ -127,62 +130,70 @@ static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term
     }
 }
 
-XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+static xd_result xdi_likelihood_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
+    xdi_likelihood *h = (xdi_likelihood *)term->own;
     XD_TRY(xdi_likelihood_sums(x, term, h));
     for (int64_t slot = 0; slot < slots; slot++) {
         const int64_t b = slot / t->chunks, c = slot % t->chunks;
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
-            xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
+            xdi_likelihood_chunk(x, term, &h->sums[slot], &h->sums[slots + slot], b, c);
     }
     xdi_likelihood_rows(x, term, h);
     return XD_OK;
 }
 
 /* dz += slope (onehot(label) - p), p at temperature 1. */
-static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
-    XD_TRY(xdi_likelihood_settle(x, term, h));
-    if (!x->write) return XD_OK;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
-    a.rows = h->rows;
-    a.slopes = h->slopes;
-    return x->kernels.gradient(&x->launch, &a);
+static xd_result xdi_likelihood_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xdi_likelihood *h = (const xdi_likelihood *)term->own;
+    const xd_xtoken_label_gradient_args a = { xdi_xtoken_gradient_of(
+                                                  x, xdi_xtoken_student(x, h->rows, NULL, h->count)),
+                                              (const double *)xdi_xtoken_there(x, h->slopes) };
+    return x->write ? x->kernels->xtoken.label_gradient(&x->launch, &a) : XD_OK;
 }
 
-XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
-                                            bool *fits) {
-    h->rows = (int64_t *)xdi_arena_array(arena, x->d.student.rows, sizeof(int64_t), fits);
-    h->slopes = (double *)xdi_arena_array(arena, x->d.student.rows, sizeof(double), fits);
+static void xdi_likelihood_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xdi_likelihood *h = (const xdi_likelihood *)term->own;
+    const int64_t chunks = term->teacher->chunks, slots = x->d.sequences * chunks;
+    for (int64_t slot = 0; slot < slots && x->owner; slot++) {
+        const int64_t b = slot / chunks, c = slot % chunks;
+        const double weight = xdi_xtoken_weight(x, term, b, c), value = h->sums[slots + slot];
+        if (xdi_likelihood_slot(x, term, b, c) < 0) continue;
+        if (!isfinite(value) && weight != 0.0) xdi_xtoken_found(x, slot, value);
+        xdi_xtoken_add(x, x->host.sums, term->cell + XDI_XTOKEN_DIVERGENCE,
+                       isfinite(value) ? weight * value : 0.0);
+    }
 }
 
-XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
-                                           xd_arena *arena, bool *fits) {
-    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
-    h->sums = (double *)xdi_arena_array(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
-    h->moments = (double *)xdi_arena_array(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+/* ---- memory ---- */
+
+static void xdi_likelihood_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    (void)x;
+    if (term->reads) s->moments = xdi_xtoken_most(s->moments, term->teacher->logits.rows);
 }
 
-static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
-                                  xd_arena *arena) {
-    bool fits = true;
-    xdi_likelihood_layout_lists(x, h, arena, &fits);
-    xdi_likelihood_layout_work(x, term->teacher, h, arena, &fits);
-    return fits;
+static void xdi_likelihood_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t rows = x->d.student.rows, teacher_rows = term->reads ? term->teacher->logits.rows : 0;
+    xdi_likelihood plan, *h = (xdi_likelihood *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    h->sums = (double *)xdi_arena_array(a->host, 2 * x->d.sequences * term->teacher->chunks,
+                                        xdi_xtoken_cell(x), &a->fits);
+    h->teacher = (double *)xdi_arena_array(a->host, teacher_rows, sizeof(double), &a->fits);
+    h->rows = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
+    h->slopes = (double *)xdi_xtoken_list(a, rows, sizeof(double));
 }
 
-XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term) {
-    xd_arena arena = xd_arena_over(NULL, 0);
-    xd_result result = XD_OK;
-    xdi_likelihood h;
-    void *memory = xdi_likelihood_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
-    if (!memory)
-        result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
-                         (long long)(x->d.sequences * term->teacher->chunks));
-    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
-    arena = xd_arena_over(memory, arena.peak);
-    if (result == XD_OK && xdi_likelihood_layout(x, term, &h, &arena))
-        result = xdi_likelihood_run(x, term, &h);
-    xd_release(x->ctx, memory);
-    return result;
+XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_APART | XDI_KIND_AT_ONE,
+                                          xdi_likelihood_check,
+                                          NULL,
+                                          xdi_likelihood_size,
+                                          xdi_likelihood_layout,
+                                          NULL,
+                                          xdi_likelihood_begin,
+                                          xdi_likelihood_fill,
+                                          xdi_likelihood_run,
+                                          xdi_likelihood_tell,
+                                          NULL };
+    return &kind;
 }

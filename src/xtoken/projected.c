@@ -1,143 +1,203 @@
 /* PROJECTED: the student's probabilities through a matrix, in chosen columns of the teacher. */
 
+#include "align/project.h"
 #include "xtoken/internal.h"
 
-#include <math.h>
 #include <string.h>
 
-static int64_t xdi_projected_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_tile *tile) {
-    return xdi_xtoken_tile_rows(term, &term->student_rows, tile, x->rows, x->places);
+/* What a teacher has to itself. */
+typedef struct xdi_projected {
+    int64_t *given;                   /* lists: [B, 2k] J as it was given, and its places in the rows */
+    xd_projection projection, copied; /* in memory of the device; what to free of it */
+    xd_xtoken_matrix matrix;          /* in the J at work */
+    const int64_t *ids_in_rows;       /* J in the teacher's rows */
+} xdi_projected;
+
+static xd_result xdi_projected_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    return xdi_xtoken_check_projection(ctx, t, index, size, "its vocabulary is");
 }
 
-/* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
-static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
-    const int64_t count = tile->count * term->k;
-    xdi_xtoken_zero(x, x->student, count);
-    xdi_xtoken_zero(x, x->teacher, count);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = tile->count;
-    a.matrix = x->matrix;
-    a.k = term->k;
-    a.cells = x->student;
-    XD_TRY(x->kernels.project(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(x, term,
-                                xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
-    a.place_count = tile->count;
-    XD_TRY(x->kernels.target(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
-    return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
+/* ---- memory ---- */
+
+static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_projection *m) {
+    xd_xtoken_matrix matrix;
+    memset(&matrix, 0, sizeof matrix);
+    matrix.projection = xdi_projection_for_kernels(m);
+    matrix.first = x->vocab.begin;
+    matrix.columns = x->columns;
+    return matrix;
 }
 
-XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                               int64_t c) {
-    const int64_t at = b * term->teacher->chunks + c;
-    xd_xtoken_chunk chunk;
-    memset(&chunk, 0, sizeof chunk);
-    chunk.compared = xdi_xtoken_looks(x, term, b, c);
-    chunk.student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk.teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
-    return chunk;
+/* A desc whose workspace is asked for need not be right yet. */
+static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    const int64_t sums = 2 * term->tile * term->k;
+    const xd_projection *m = term->teacher->projection;
+    s->ids = xdi_xtoken_most(s->ids, term->k);
+    s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
+    s->settled = xdi_xtoken_most(s->settled, sums);
+    s->cells = xdi_xtoken_most(s->cells, sums + x->held);
+    s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
+    if (!m || m->student_size < x->vocab.end) return;
+    const xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    const size_t bytes = x->kernels->xtoken.matrix_bytes(&matrix);
+    if (bytes > s->matrix) s->matrix = bytes;
 }
 
-XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
-    const double weight = xdi_xtoken_weight(x, term, b, c);
-    const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
+    const int64_t given = term->teacher->column_ids ? 2 * x->d.sequences * term->k : 0;
+    xdi_projected plan, *p = (xdi_projected *)xdi_xtoken_own(term, a, &plan, sizeof plan);
+    p->given = (int64_t *)xdi_xtoken_list(a, given, sizeof(int64_t));
+    term->mask = (uint8_t *)xdi_xtoken_list(a, term->teacher->logits.rows, 1);
 }
 
-/* Keeps those of the first `count` rows whose chunk has a gradient; of chunks of several positions alone, or
- * of all. */
-static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        if (chunk->largest == 0.0 || (several && chunk->student < 1.5)) continue;
-        x->rows[kept] = x->rows[i];
-        x->places[kept++] = x->places[i];
+static xd_result xdi_projected_open(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_projected *p = (xdi_projected *)term->own;
+    p->projection = *term->teacher->projection;
+    if (!xdi_projection_is_near(x->ctx, &p->projection)) {
+        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projection, &p->copied));
+        p->projection = p->copied;
     }
-    return kept;
-}
-
-/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
-static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_xtoken_tile *tile) {
-    double *delta = x->row_sums;
-    int64_t next = 0;
-    xd_xtoken_args a =
-        xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->count;
-    a.matrix = x->matrix;
-    a.k = term->k;
-    a.student = x->student;
-    a.chunks = x->chunks;
-    a.cells = x->row_delta;
-    xdi_xtoken_zero(x, x->row_delta, a.count);
-    if (a.count > 0) XD_TRY(x->kernels.delta(&x->launch, &a));
-    XD_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
-    a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
-    for (int64_t i = 0; i < a.count; i++) {
-        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        delta[i] = chunk->student < 1.5 ? chunk->delta : x->row_delta[next++] * chunk->largest;
-    }
-    a.delta = delta;
-    return x->kernels.gradient(&x->launch, &a);
-}
-
-static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
-    const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
-    XD_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->count;
-    a.k = term->k;
-    a.student = x->student;
-    a.teacher = x->teacher;
-    a.chunks = x->chunks;
-    a.normalise = !x->d.compat;
-    a.reverse = x->d.reverse;
-    XD_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t i = 0; i < tile->count; i++)
-        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
-    return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
-}
-
-/* J as it was given, and behind it where its columns are in the rows. */
-static void xdi_projected_given(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    memcpy(x->ids, term->teacher->column_ids + b * term->k, (size_t)term->k * sizeof *x->ids);
-    for (int64_t j = 0; j < term->k; j++) x->ids[term->k + j] = j;
-}
-
-/* J of sequence b, and the projection in it. */
-static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    if (term->teacher->column_ids)
-        xdi_projected_given(x, term, b);
-    else
-        XD_TRY(xdi_xtoken_choose(x, term, b));
-    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
-                            x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
-    x->matrix.columns = x->columns;
-    x->matrix.k = term->k;
-    x->matrix.begin = x->row_begin;
-    x->matrix.student = x->entry_student;
-    x->matrix.slot = x->entry_slot;
-    x->matrix.weight = x->entry_weight;
+    p->matrix = xdi_projected_matrix(x, &p->projection);
+    p->matrix.k = term->k;
+    p->matrix.prepared = x->work.matrix;
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+static void xdi_projected_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
+    xd_projection_unload(x->ctx, &((xdi_projected *)term->own)->copied);
+}
+
+/* ---- a pass ---- */
+
+static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const int64_t *ids = term->teacher->column_ids, k = term->k;
+    int64_t *given = ((xdi_projected *)term->own)->given;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        for (int64_t j = 0; j < k && ids; j++) {
+            given[2 * b * k + j] = ids[b * k + j];
+            given[(2 * b + 1) * k + j] = j;
+        }
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+            term->chunks[at].alone = term->chunks[at].student < 1.5;
+        }
+    }
+    xdi_xtoken_fill_voters(x, term);
+    return XD_OK;
+}
+
+/* J of sequence b, and the projection in it. */
+static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
+    xdi_projected *p = (xdi_projected *)term->own;
+    if (term->teacher->column_ids) {
+        p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
+        p->ids_in_rows = p->matrix.ids + term->k;
+    } else {
+        XD_TRY(xdi_xtoken_choose(x, term, term->vocabulary, b));
+        p->matrix.ids = p->ids_in_rows = x->work.ids;
+    }
+    return x->kernels->xtoken.prepare(&x->launch, &p->matrix);
+}
+
+/* A tile: its cells are the student's, the teacher's, and those of the student's rows. */
+typedef struct xdi_projected_tile {
+    const xdi_projected *p;
+    xd_xtoken_rows student, teacher;
+    xd_comm *comm;
+    int64_t places, k;
+    xd_xtoken_chunk *chunks; /* there */
+    double *sums;            /* [2, places, k] as doubles; the student's become dy */
+} xdi_projected_tile;
+
+/* Sums of the tile over all ranks. */
+static xd_result xdi_projected_sums(const xdi_xtoken *x, xdi_projected_tile *t) {
+    const int64_t count = t->places * t->k, wide = xdi_xtoken_wide(x);
+    double *cells = x->work.cells;
+    const xd_xtoken_project_args p = {
+        t->student, t->places, t->p->matrix, cells, x->fixed, x->work.scratch
+    };
+    const xd_xtoken_target_args q = { t->teacher,           t->places, t->p->ids_in_rows, t->k,
+                                      cells + wide * count, x->fixed,  x->work.scratch };
+    XD_TRY(x->kernels->memory.fill(&x->launch, cells, 0,
+                                   (size_t)(2 * count + t->student.count) * xdi_xtoken_cell(x)));
+    XD_TRY(x->kernels->xtoken.project(&x->launch, &p));
+    XD_TRY(x->kernels->xtoken.target(&x->launch, &q));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, cells, count));
+    XD_TRY(xdi_xtoken_reduce(x, t->comm, cells, 2 * count));
+    return xdi_xtoken_settle(x, cells, x->room, 2 * count, &t->sums);
+}
+
+static xd_result xdi_projected_divergence(const xdi_xtoken *x, const xdi_projected_tile *t) {
+    xd_xtoken_divergence_args a;
+    memset(&a, 0, sizeof a);
+    a.student = t->sums;
+    a.teacher = t->sums + t->places * t->k;
+    a.chunks = t->chunks;
+    a.place_count = t->places;
+    a.k = t->k;
+    a.normalise = !x->d.compat;
+    a.reverse = x->d.reverse;
+    a.fixed = x->fixed;
+    a.scratch = x->work.scratch;
+    return x->kernels->xtoken.divergence(&x->launch, &a);
+}
+
+/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. */
+static xd_result xdi_projected_gradient(const xdi_xtoken *x, const xdi_projected_tile *t) {
+    double *cells = x->work.cells + 2 * t->places * t->k * xdi_xtoken_wide(x);
+    const xd_xtoken_delta_args d = { t->student, t->p->matrix, t->sums,        t->chunks,
+                                     cells,      x->fixed,     x->work.scratch };
+    const xd_xtoken_project_gradient_args g = { xdi_xtoken_gradient_of(x, t->student),
+                                                t->p->matrix,
+                                                t->sums,
+                                                x->work.delta,
+                                                t->chunks,
+                                                x->work.scratch };
+    XD_TRY(x->kernels->xtoken.delta(&x->launch, &d));
+    XD_TRY(xdi_xtoken_row_deltas(x, &t->student, t->chunks, cells));
+    return x->kernels->xtoken.project_gradient(&x->launch, &g);
+}
+
+static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xdi_xtoken_tile *tile) {
+    xdi_projected_tile t;
+    t.p = (const xdi_projected *)term->own;
+    t.student = xdi_xtoken_student_tile(x, term, tile);
+    t.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    t.comm = tile->comm;
+    t.places = tile->count;
+    t.k = term->k;
+    t.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    XD_TRY(xdi_projected_sums(x, &t));
+    XD_TRY(xdi_projected_divergence(x, &t));
+    return x->write ? xdi_projected_gradient(x, &t) : XD_OK;
+}
+
+static xd_result xdi_projected_run(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
         for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
-            XD_TRY(xdi_projected_run(x, term, &tile));
+            XD_TRY(xdi_projected_run_tile(x, term, &tile));
         }
     }
     return XD_OK;
+}
+
+XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void) {
+    static const xdi_xtoken_kind kind = { XDI_KIND_ALL_COMPAT,
+                                          xdi_projected_check,
+                                          NULL,
+                                          xdi_projected_size,
+                                          xdi_projected_layout,
+                                          xdi_projected_open,
+                                          NULL,
+                                          xdi_projected_fill,
+                                          xdi_projected_run,
+                                          xdi_xtoken_tell_chunks,
+                                          xdi_projected_close };
+    return &kind;
 }

@@ -5,14 +5,15 @@
 #include <math.h>
 
 /* The weight of a row for this score, 0 where it has no say. */
-static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
+static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
                                int64_t row) {
+    const xd_xtoken_teacher *t = term->teacher;
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
-    if (!xdi_xtoken_reads_logits(t)) {
+    if (!term->reads) {
         if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
-    if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
+    if (!t->labels) return x->host.row_weight[row]; /* one tokenizer: the student's */
     if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
         return 0.0;
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
@@ -28,25 +29,20 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const bool reads = xdi_xtoken_reads_logits(t);
-    double one[XD_XTOKEN_MOMENTS], *moments = x->on_device ? x->moments : one;
-    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
-    a.columns = t->logits.cols;
-    a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
-    a.moments = moments;
-    a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
-    if (x->on_device && reads) XD_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
+    const int64_t *labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    const double *moments = x->host.moments;
+    int64_t asked = 0;
+    for (int64_t row = 0; row < t->logits.rows && term->reads; row++)
+        if (xdi_score_weight(x, term, score, row) != 0.0) x->host.asked[asked++] = row;
+    if (term->reads)
+        XD_TRY(xdi_xtoken_moments(x, term, t->logits.cols, asked, labels, score == XD_XTOKEN_SCORE_ENTROPY));
     for (int64_t row = 0; row < t->logits.rows; row++) {
-        const double weight = xdi_score_weight(x, t, score, row);
+        const double weight = xdi_score_weight(x, term, score, row);
         if (weight == 0.0) continue;
-        a.rows = &row;
-        if (reads && x->on_device)
-            moments = x->moments + row * XD_XTOKEN_MOMENTS;
-        else if (reads)
-            XD_TRY(x->kernels.moments(&x->launch, &a));
-        const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
-        xdi_xtoken_add(x, x->sums, cell, weight * value);
-        xdi_xtoken_add(x, x->sums, cell + 1, weight);
+        const double value = term->reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
+        if (term->reads) moments += XD_XTOKEN_MOMENTS;
+        xdi_xtoken_add(x, x->host.sums, cell, weight * value);
+        xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
     }
     return XD_OK;
 }

@@ -1,10 +1,74 @@
-/* Which chunks of a teacher a rank works on, and in what order. A chunk whose tokens all lie on one rank of the sequence is
- * that rank's alone, and nothing of it is exchanged. The others (where positions lie in order, one at each cut between two
- * ranks) are worked on by all ranks together, before any of them turns to its own: so nobody waits for another's. */
+/* Which chunks of a teacher a rank works on, in what order, and what they weigh. A chunk whose tokens all lie on one
+ * rank of the sequence is that rank's alone, and nothing of it is exchanged. The others (where positions lie in order,
+ * one at each cut between two ranks) are worked on by all ranks together, before any of them turns to its own: so
+ * nobody waits for another's. */
 
+#include "align/chunks.h"
 #include "xtoken/internal.h"
 
+#include <math.h>
 #include <string.h>
+
+/* ---- what a chunk weighs ---- */
+
+XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
+    return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
+}
+
+/* Tokens on both sides, not masked, and exact where that is asked for. */
+static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t at = b * t->chunks + c;
+    const bool exact = x->d.exact_only && !(x->d.compat && (term->kind->traits & XDI_KIND_EVEN_COMPAT));
+    uint8_t valid;
+    xd_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
+                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
+    return valid != 0;
+}
+
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return xdi_xtoken_sample(x, b) != 0.0 && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const bool all = x->d.compat && (term->kind->traits & XDI_KIND_ALL_COMPAT) != 0;
+    return (all || xdi_xtoken_sample(x, b) != 0.0) && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    if (!xdi_xtoken_counts(x, term, b, c)) return 0.0;
+    return x->d.compat && (term->kind->traits & XDI_KIND_EVEN_COMPAT) ? 1.0 : xdi_xtoken_sample(x, b);
+}
+
+/* 0 where nothing counts. */
+XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const double tau = (term->kind->traits & XDI_KIND_AT_ONE) ? 1.0 : x->d.temperature;
+    return term->denominator > 0.0 ? tau * tau / term->denominator : 0.0;
+}
+
+/* With the factor of its vocabulary; averaged logits are one teacher of weight 1. */
+XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    if (!term->active) return 0.0;
+    return x->d.mode == XD_XTOKEN_AVERAGED_LOGITS ? 1.0 : term->weight * term->length;
+}
+
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+}
+
+XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c, double epsilon) {
+    const int64_t at = b * term->teacher->chunks + c;
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = true;
+    chunk.student = (double)term->student_sizes[at] + epsilon;
+    chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
+    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
+}
+
+/* ---- places ---- */
 
 /* What becomes of a chunk, in term->place until its place is known. */
 enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
@@ -47,6 +111,12 @@ static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t k
     return next;
 }
 
+/* The place in its tile. */
+static int64_t xdi_share_in_tile(const xdi_xtoken_term *term, int64_t b, int64_t place) {
+    const int64_t shared = term->shared[b];
+    return (place < shared ? place : place - shared) % term->tile;
+}
+
 /* Sorts a side's rows by the place of their chunk; rows of one chunk stay in order. */
 static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *ids, int64_t held,
                            const xdi_xtoken_side *side) {
@@ -55,13 +125,15 @@ static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, con
     memset(begin, 0, (size_t)(count + 1) * sizeof *begin);
     for (int64_t turn = 0; turn < 2; turn++) {
         for (int64_t row = 0; row < x->d.sequences * held; row++) {
-            const int64_t first = row / held * chunks,
+            const int64_t b = row / held, first = b * chunks,
                           place = ids[row] < 0 ? -1 : term->place[first + ids[row]];
             if (place < 0) continue;
-            if (turn == 0)
+            if (turn == 0) {
                 begin[first + place + 1]++;
-            else
+            } else {
+                side->places[begin[first + place]] = xdi_share_in_tile(term, b, place);
                 side->rows[begin[first + place]++] = row; /* begins move to ends ... */
+            }
         }
         for (int64_t i = 0; i < count && turn == 0; i++) begin[i + 1] += begin[i];
     }
@@ -91,10 +163,6 @@ static int64_t xdi_share_tiles(int64_t chunks, int64_t tile) {
     return (chunks + tile - 1) / tile;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile) {
-    return xdi_share_tiles(chunks, tile) + 1; /* a tile is not of both kinds */
-}
-
 XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b) {
     return xdi_share_tiles(term->shared[b], term->tile);
 }
@@ -113,14 +181,34 @@ XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xto
     return t;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
-                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places) {
-    const int64_t *begin = side->begin + tile->b * term->teacher->chunks + tile->first;
-    int64_t count = 0;
-    for (int64_t place = 0; place < tile->count; place++)
-        for (int64_t i = begin[place]; i < begin[place + 1]; i++) {
-            rows[count] = side->rows[i];
-            places[count++] = place;
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    return tile->b * term->teacher->chunks + tile->first;
+}
+
+/* ---- what comes of chunks ---- */
+
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
+    if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
+    x->found.first_row = row;
+    x->found.first_value = value;
+}
+
+XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c);
+    const bool good = isfinite(chunk->value) != 0;
+    double *sums = x->host.sums;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
+    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+}
+
+XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t place = 0; place < term->listed[b]; place++) {
+            const int64_t at = b * term->teacher->chunks + place;
+            xdi_xtoken_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
         }
-    return count;
 }

@@ -170,16 +170,15 @@ typedef struct xd_xtoken_desc {
     size_t workspace_bytes;
 } xd_xtoken_desc;
 
-/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
- * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
- * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
- * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
- * and 32 a row of logits.
- * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
- * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
- * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
- * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
- * an invalid desc. Local. */
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row, a chunk and a teacher's row; for
+ * PROJECTED [tile, J] times 16 bytes (INVARIANT: 33, on a GPU 48), [J] times 16, [V_t] times 8, and on a CPU [J]
+ * times 64 (INVARIANT: 0), 8 bytes a column of this shard and 12 an entry of its projection; for SAME [tile, J] times
+ * 16, [J] times 16, [V] times 8 and on a CPU [V/tp] f32; for GOLD [V/tp + V_t] times 8 (INVARIANT: 17, on a GPU 24),
+ * [V/tp] f32 twice or [V_t], the tails, and on a GPU the map; for LIKELIHOOD 32 bytes a chunk, 16 a row and 48 a row
+ * of logits, as scores take them. CACHED takes memory of its own for the call: [V_t] doubles, 32 bytes a teacher
+ * position, 12 bytes an entry of J, and 8 (INVARIANT: 17, on a GPU 24) those of a tile; on a CPU of as many tiles as
+ * make 16384 entries, and 12 bytes a column of this shard; on a GPU of all chunks, and a tile's [V_t] words, at most
+ * 16 MB of them or one chunk's. 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -188,13 +187,13 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
  * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
  * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
- * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
- * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
- * value and gradient have the same bits for every split of vocabulary, positions and sequences.
+ * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics take
+ * [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
+ * for every split of vocabulary, positions and sequences.
  *
  * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
- * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
- * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each of LIKELIHOOD
+ * that comes as logits, and at the end of each pass for the divergences, so that the results are on the host when the call
  * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
  * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
  * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are

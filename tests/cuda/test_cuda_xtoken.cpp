@@ -18,50 +18,44 @@ struct ProjectedCase {
     bool in_place, written;
 };
 
-/* The projection by rows in J on the shard, and by columns as a whole. */
+/* The projection, both ways, and J. */
 struct Matrix {
-    std::vector<int64_t> begin, column_begin, ids;
-    std::vector<int32_t> student, slot, column_student;
+    std::vector<int64_t> row_begin, column_begin, ids;
+    std::vector<int32_t> teacher_id, student_id;
     std::vector<float> weight, column_weight;
 
     explicit Matrix(Random *random) {
         std::vector<float> dense((size_t)(STUDENT * TEACHER));
-        std::vector<int> slots((size_t)TEACHER, -1);
         for (int v = 0; v < STUDENT; v += 1 + v % 2)
             for (int e = 0; e < 3; e++)
                 dense[(size_t)(v * TEACHER + (int)random->below(TEACHER))] = 0.5f + 0.4f * random->unit();
-        for (int j = 0; j < SLOTS; j++) {
-            ids.push_back(j * 2 + 3);
-            slots[(size_t)ids.back()] = j;
-        }
-        for (int v = 0; v < COLUMNS; v++) {
-            begin.push_back((int64_t)slot.size());
+        for (int j = 0; j < SLOTS; j++) ids.push_back(j * 2 + 3);
+        for (int v = 0; v < STUDENT; v++) {
+            row_begin.push_back((int64_t)teacher_id.size());
             for (int u = 0; u < TEACHER; u++) {
-                const float w = dense[(size_t)((v + FIRST) * TEACHER + u)];
-                if (w == 0.0f || slots[(size_t)u] < 0) continue;
-                student.push_back(v);
-                slot.push_back(slots[(size_t)u]);
-                weight.push_back(w);
+                if (dense[(size_t)(v * TEACHER + u)] == 0.0f) continue;
+                teacher_id.push_back(u);
+                weight.push_back(dense[(size_t)(v * TEACHER + u)]);
             }
         }
-        begin.push_back((int64_t)slot.size());
+        row_begin.push_back((int64_t)teacher_id.size());
         for (int u = 0; u < TEACHER; u++) {
-            column_begin.push_back((int64_t)column_student.size());
+            column_begin.push_back((int64_t)student_id.size());
             for (int v = 0; v < STUDENT; v++) {
                 if (dense[(size_t)(v * TEACHER + u)] == 0.0f) continue;
-                column_student.push_back(v);
+                student_id.push_back(v);
                 column_weight.push_back(dense[(size_t)(v * TEACHER + u)]);
             }
         }
-        column_begin.push_back((int64_t)column_student.size());
+        column_begin.push_back((int64_t)student_id.size());
     }
 };
 
 /* Where everything of a case lies on the board. */
 struct Places {
-    size_t student, teacher, gradient, lse, lse_one, rows, places, teacher_rows, teacher_places, begin,
-        entry_student, slot, weight, column_begin, column_student, column_weight, ids, student_cells,
-        teacher_cells, chunks, delta_cells, delta, ce_factor, labels, written, u;
+    size_t student, teacher, gradient, lse, lse_one, rows, places, teacher_rows, teacher_places, row_begin,
+        teacher_id, weight, column_begin, student_id, column_weight, ids, prepared, student_cells, teacher_cells,
+        chunks, delta_cells, delta, ce_factor, labels, written, u;
 };
 
 static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
@@ -100,6 +94,7 @@ static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
         chunks[(size_t)i].student = (i == 0 ? 2.0 : i == 4 ? 3.0 : 1.0) + XD_XTOKEN_EPSILON;
         chunks[(size_t)i].teacher = (i == 2 ? 2.0 : 1.0) + XD_XTOKEN_EPSILON;
         chunks[(size_t)i].factor = 0.3 * i + 0.1;
+        chunks[(size_t)i].alone = i == 1;
     }
     Places p;
     p.student = board->add(student);
@@ -111,13 +106,13 @@ static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
     p.places = board->add(std::vector<int64_t>{ 0, 0, 1, 2, 4, 4, 4 });
     p.teacher_rows = board->add(std::vector<int64_t>{ 0, 2, 4, 5, 8 });
     p.teacher_places = board->add(std::vector<int64_t>{ 0, 1, 2, 2, 4 });
-    p.begin = board->add(m.begin);
-    p.entry_student = board->add(m.student);
-    p.slot = board->add(m.slot);
+    p.row_begin = board->add(m.row_begin);
+    p.teacher_id = board->add(m.teacher_id);
     p.weight = board->add(m.weight);
     p.column_begin = board->add(m.column_begin);
-    p.column_student = board->add(m.column_student);
+    p.student_id = board->add(m.student_id);
     p.column_weight = board->add(m.column_weight);
+    p.prepared = board->add(std::vector<int64_t>(COLUMNS + 1 + 2 * m.weight.size() + TEACHER));
     p.ids = board->add(m.ids);
     p.student_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));
     p.teacher_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));
@@ -133,70 +128,69 @@ static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
     return p;
 }
 
-static xd_xtoken_args args_at(const ProjectedCase &c, const Places &p, void *at) {
-    xd_xtoken_args a = {};
-    a.logits = { place<void>(at, p.student), c.dtype, ROWS, COLUMNS, WIDTH };
-    a.gradient = { place<void>(at, c.in_place ? p.student : p.gradient), c.dtype, ROWS, WIDTH, WIDTH };
-    a.columns = COLUMNS;
-    a.temperature = 1.7;
-    a.scale = 0.7;
-    a.lse = place<double>(at, p.lse);
-    a.lse_one = place<double>(at, p.lse_one);
-    a.rows = place<int64_t>(at, p.rows);
-    a.places = place<int64_t>(at, p.places);
-    a.count = 7;
-    a.place_count = PLACES;
-    a.matrix = { COLUMNS,
-                 SLOTS,
-                 place<int64_t>(at, p.begin),
-                 place<int32_t>(at, p.entry_student),
-                 place<int32_t>(at, p.slot),
-                 place<float>(at, p.weight),
-                 place<int64_t>(at, p.column_begin),
-                 place<int32_t>(at, p.column_student),
-                 place<float>(at, p.column_weight),
-                 nullptr, nullptr };
-    a.ids = place<int64_t>(at, p.ids);
-    a.k = SLOTS;
-    a.fixed = c.fixed;
-    a.student = place<double>(at, p.student_cells);
-    a.teacher = place<double>(at, p.teacher_cells);
-    a.chunks = place<xd_xtoken_chunk>(at, p.chunks);
-    a.normalise = c.normalise;
-    a.reverse = c.reverse;
-    a.first = FIRST;
-    a.ce_factor = place<double>(at, p.ce_factor);
-    a.ce_weight = 0.6;
-    a.labels = place<int64_t>(at, p.labels);
-    a.written = place<uint8_t>(at, p.written);
-    return a;
+static xd_xtoken_rows rows_of(const ProjectedCase &c, const Places &p, void *at) {
+    return { { place<void>(at, p.student), c.dtype, ROWS, COLUMNS, WIDTH },
+             COLUMNS,
+             FIRST,
+             1.7,
+             place<double>(at, p.lse),
+             place<int64_t>(at, p.rows),
+             place<int64_t>(at, p.places),
+             7 };
 }
 
-static xd_xtoken_args teacher_args_at(const ProjectedCase &c, const Places &p, void *at) {
-    xd_xtoken_args a = args_at(c, p, at);
-    a.logits = { place<void>(at, p.teacher), c.dtype, ROWS, TEACHER, 0 };
-    a.columns = TEACHER;
-    a.lse = nullptr;
-    a.rows = place<int64_t>(at, p.teacher_rows);
-    a.places = place<int64_t>(at, p.teacher_places);
-    a.count = 5;
-    a.cells = a.teacher;
-    return a;
+/* Prepared by the context's kernels. */
+static xd_xtoken_matrix matrix_at(xd_ctx *ctx, const Places &p, void *at) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_xtoken_matrix m = {};
+    m.projection = { TEACHER,
+                     place<int64_t>(at, p.row_begin),
+                     place<int32_t>(at, p.teacher_id),
+                     place<float>(at, p.weight),
+                     place<int64_t>(at, p.column_begin),
+                     place<int32_t>(at, p.student_id),
+                     place<float>(at, p.column_weight) };
+    m.first = FIRST;
+    m.columns = COLUMNS;
+    m.ids = place<int64_t>(at, p.ids);
+    m.k = SLOTS;
+    m.prepared = place<void>(at, p.prepared);
+    CHECK(xd_ctx_kernels(ctx)->xtoken.prepare(&launch, &m) == XD_OK);
+    return m;
+}
+
+static xd_xtoken_delta_args delta_args_at(xd_ctx *ctx, const ProjectedCase &c, const Places &p, void *at) {
+    return { rows_of(c, p, at),
+             matrix_at(ctx, p, at),
+             place<double>(at, p.student_cells),
+             place<xd_xtoken_chunk>(at, p.chunks),
+             place<double>(at, p.delta_cells),
+             c.fixed,
+             nullptr };
 }
 
 /* Forward: sums in cells; without fixed point also chunks and dy. */
 static void sum_and_compare(xd_ctx *ctx, const ProjectedCase &c, const Places &p, void *at) {
     const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_xtoken_args a = args_at(c, p, at);
-    const xd_xtoken_args t = teacher_args_at(c, p, at);
-    a.cells = a.student;
-    CHECK(kernels->project(&launch, &a) == XD_OK);
-    CHECK(kernels->target(&launch, &t) == XD_OK);
+    double *student = place<double>(at, p.student_cells), *teacher = place<double>(at, p.teacher_cells);
+    const xd_xtoken_project_args a = { rows_of(c, p, at), PLACES, matrix_at(ctx, p, at), student, c.fixed, nullptr };
+    xd_xtoken_target_args t = { a.x, PLACES, place<int64_t>(at, p.ids), SLOTS, teacher, c.fixed, nullptr };
+    t.x.logits = { place<void>(at, p.teacher), c.dtype, ROWS, TEACHER, 0 };
+    t.x.columns = TEACHER;
+    t.x.lse = nullptr;
+    t.x.rows = place<int64_t>(at, p.teacher_rows);
+    t.x.places = place<int64_t>(at, p.teacher_places);
+    t.x.count = 5;
+    CHECK(kernels.project(&launch, &a) == XD_OK);
+    CHECK(kernels.target(&launch, &t) == XD_OK);
     if (c.fixed) return;
-    CHECK(kernels->divergence(&launch, &a) == XD_OK);
-    a.cells = place<double>(at, p.delta_cells);
-    CHECK(kernels->delta(&launch, &a) == XD_OK);
+    const xd_xtoken_divergence_args d = { student,     teacher,   place<xd_xtoken_chunk>(at, p.chunks),
+                                          PLACES,      SLOTS,     c.normalise,
+                                          c.reverse,   c.fixed,   nullptr };
+    const xd_xtoken_delta_args delta = delta_args_at(ctx, c, p, at);
+    CHECK(kernels.divergence(&launch, &d) == XD_OK);
+    CHECK(kernels.delta(&launch, &delta) == XD_OK);
 }
 
 static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool fixed) {
@@ -251,18 +245,27 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
     std::vector<double> dy;
     for (int i = 0; i < PLACES * SLOTS; i++) dy.push_back((double)random.unit());
     memcpy(board.bytes.data() + p.student_cells, dy.data(), dy.size() * sizeof(double));
-    for (int i = 0; i < PLACES; i++) place<xd_xtoken_chunk>(board.bytes.data(), p.chunks)[i].largest = 1.0;
+    for (int i = 0; i < PLACES; i++)
+        place<xd_xtoken_chunk>(board.bytes.data(), p.chunks)[i].largest = i == 2 ? 0.0 : 1.0;
     const std::vector<unsigned char> after =
         pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = args_at(c, p, at);
-            a.delta = place<double>(at, p.delta);
-            if (!with_matrix) {
-                memset(&a.matrix, 0, sizeof a.matrix);
-                a.u = place<float>(at, p.u);
-            }
-            CHECK(kernels->gradient(&launch, &a) == XD_OK);
+            const xd_xtoken_chunk *chunks = place<xd_xtoken_chunk>(at, p.chunks);
+            xd_xtoken_gradient to = {};
+            to.x = rows_of(c, p, at);
+            to.rows = { place<void>(at, c.in_place ? p.student : p.gradient), c.dtype, ROWS, WIDTH, WIDTH };
+            to.lse_one = place<double>(at, p.lse_one);
+            to.ce_factor = place<double>(at, p.ce_factor);
+            to.ce_weight = 0.6;
+            to.labels = place<int64_t>(at, p.labels);
+            to.written = place<uint8_t>(at, p.written);
+            const double *delta = place<double>(at, p.delta);
+            const xd_xtoken_project_gradient_args a = {
+                to, matrix_at(ctx, p, at), place<double>(at, p.student_cells), delta, chunks, nullptr
+            };
+            const xd_xtoken_mean_gradient_args b = { to, place<float>(at, p.u), 0.7, delta, chunks };
+            CHECK((with_matrix ? kernels.project_gradient(&launch, &a) : kernels.mean_gradient(&launch, &b)) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     const size_t g = c.in_place ? p.student : p.gradient;
@@ -306,8 +309,7 @@ XD_TEST(deltas_in_fixed_point_are_those_of_the_cpu) {
     const std::vector<unsigned char> after =
         pair.run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = args_at(c, p, at);
-            a.cells = place<double>(at, p.delta_cells);
+            const xd_xtoken_delta_args a = delta_args_at(ctx, c, p, at);
             CHECK(xd_ctx_kernels(ctx)->xtoken.delta(&launch, &a) == XD_OK);
         });
     check_cells(after.data() + p.delta_cells, board.bytes.data() + p.delta_cells, 7, true);
@@ -328,14 +330,42 @@ XD_TEST(gradients_are_those_of_the_cpu) {
     }
 }
 
+/* Sums are doubles again, and rows have their log-sum-exps. */
+XD_TEST(cells_in_fixed_point_are_settled_as_on_the_cpu) {
+    Pair pair(XD_REDUCTION_INVARIANT);
+    const ProjectedCase c = { true, false, true, false, XD_DTYPE_F32, false, false };
+    Random random(500);
+    Board board;
+    const Places p = lay_out(&board, c, &random);
+    const size_t out = board.add(std::vector<double>((size_t)(PLACES * SLOTS), 7.0));
+    const size_t lse = board.add(std::vector<double>((size_t)ROWS, 3.5));
+    const std::vector<unsigned char> after =
+        pair.run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx)->xtoken;
+            const xd_launch launch = xd_ctx_launch(ctx);
+            const xd_xtoken_row_sums_args a = { rows_of(c, p, at).logits, COLUMNS, 1.7, place<double>(at, lse),
+                                                place<double>(at, p.delta_cells) };
+            sum_and_compare(ctx, c, p, at);
+            CHECK(kernels.settle(&launch, place<double>(at, p.student_cells), PLACES * SLOTS,
+                                 place<double>(at, out)) == XD_OK);
+            CHECK(kernels.row_sums(&launch, &a) == XD_OK && kernels.row_logs(&launch, &a) == XD_OK);
+        });
+    check_near(place<double>((void *)after.data(), out), place<double>(board.bytes.data(), out), PLACES * SLOTS, 3e-6);
+    check_near(place<double>((void *)after.data(), lse), place<double>(board.bytes.data(), lse), ROWS, 1e-12);
+}
+
 XD_TEST(nothing_to_do_is_no_launch) {
     Gpu gpu;
-    xd_xtoken_args a = {};
     const xd_launch launch = gpu.launch();
     const xd_xtoken_kernels kernels = gpu.kernels()->xtoken;
-    CHECK(kernels.project(&launch, &a) == XD_OK && kernels.target(&launch, &a) == XD_OK);
-    CHECK(kernels.divergence(&launch, &a) == XD_OK && kernels.delta(&launch, &a) == XD_OK);
-    CHECK(kernels.gradient(&launch, &a) == XD_OK);
+    const xd_xtoken_project_args p = {};
+    const xd_xtoken_target_args t = {};
+    const xd_xtoken_divergence_args v = {};
+    const xd_xtoken_delta_args d = {};
+    const xd_xtoken_project_gradient_args g = {};
+    CHECK(kernels.project(&launch, &p) == XD_OK && kernels.target(&launch, &t) == XD_OK);
+    CHECK(kernels.divergence(&launch, &v) == XD_OK && kernels.delta(&launch, &d) == XD_OK);
+    CHECK(kernels.project_gradient(&launch, &g) == XD_OK && kernels.rest_gradient(&launch, &g.to) == XD_OK);
 }
 
 XD_CUDA_TEST_MAIN()

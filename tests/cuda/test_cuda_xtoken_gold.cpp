@@ -44,18 +44,18 @@ static void compare_log_probs(Pair *pair, xd_dtype dtype, bool fixed, bool with_
     for (int r = 0; r < ALL; r++) lse.push_back(3.25 + r);
     const size_t x = board.add(z), s = board.add(lse), list = board.add(std::vector<int64_t>{ 1, 2, 4, 6 });
     const size_t cells = board.add(std::vector<double>((size_t)(2 * columns), 7.0));
-    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH(0)));
+    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH));
     const std::vector<unsigned char> after =
         pair->run(&board, columns, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
-            a.logits = rows_at(at, x, dtype, shape);
-            a.columns = columns;
-            a.temperature = 1.7;
+            xd_xtoken_log_probs_args a = {};
+            a.x.logits = rows_at(at, x, dtype, shape);
+            a.x.columns = columns;
+            a.x.temperature = 1.7;
+            a.x.lse = with_lse ? place<double>(at, s) : nullptr;
+            a.x.rows = place<int64_t>(at, list);
+            a.x.count = rows;
             a.scale = 1.0 / 3.0;
-            a.lse = with_lse ? place<double>(at, s) : nullptr;
-            a.rows = place<int64_t>(at, list);
-            a.count = rows;
             a.cells = place<double>(at, cells);
             a.fixed = fixed;
             a.scratch = place<float>(at, scratch);
@@ -88,17 +88,17 @@ XD_TEST(a_chunk_may_have_any_number_of_rows) {
     for (int i = 0; i < ROWS; i++) rows.push_back(i % 5);
     const size_t x = board.add(logits(XD_DTYPE_F32, shape, &random)), list = board.add(rows);
     const size_t cells = board.add(std::vector<double>(COLUMNS));
-    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH(0)));
+    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH));
     const std::vector<unsigned char> after =
         pair.run(&board, COLUMNS, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
-            a.logits = rows_at(at, x, XD_DTYPE_F32, shape);
-            a.columns = COLUMNS;
-            a.temperature = 1.0;
+            xd_xtoken_log_probs_args a = {};
+            a.x.logits = rows_at(at, x, XD_DTYPE_F32, shape);
+            a.x.columns = COLUMNS;
+            a.x.temperature = 1.0;
+            a.x.rows = place<int64_t>(at, list);
+            a.x.count = ROWS;
             a.scale = 1.0 / ROWS;
-            a.rows = place<int64_t>(at, list);
-            a.count = ROWS;
             a.cells = place<double>(at, cells);
             a.scratch = place<float>(at, scratch);
             CHECK(xd_ctx_kernels(ctx)->xtoken.log_probs(&launch, &a) == XD_OK);
@@ -141,11 +141,11 @@ static void compare_pairs(Pair *pair, bool fixed, bool reverse, PairsForm form, 
     const size_t other_at = board.add(others), cell = board.add(std::vector<double>(2));
     const size_t slope = board.add(std::vector<float>((size_t)columns, 3.0f)),
                  best = board.add(std::vector<double>(3));
-    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH(0)));
+    const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH));
     const std::vector<unsigned char> after =
         pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
+            xd_xtoken_pair_args a = {};
             a.columns = columns;
             a.first = first;
             a.means = place<double>(at, means_at);
@@ -195,11 +195,11 @@ XD_TEST(totals_are_those_of_the_cpu) {
         std::vector<float> u;
         for (int64_t v = 0; v < columns; v++) u.push_back(random.unit());
         const size_t u_at = board.add(u), cell = board.add(std::vector<double>(2));
-        const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH(0)));
+        const size_t scratch = board.add(std::vector<float>((size_t)XD_XTOKEN_SCRATCH));
         const std::vector<unsigned char> after =
             pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
                 const xd_launch launch = xd_ctx_launch(ctx);
-                xd_xtoken_args a = {};
+                xd_xtoken_total_args a = {};
                 a.columns = columns;
                 a.u = place<float>(at, u_at);
                 a.cells = place<double>(at, cell);

@@ -11,44 +11,41 @@ struct ListsCase {
 
 /* Where everything of a case lies on the board. */
 struct Places {
-    size_t logits, lse, rows, places, offset, list, target, sums, chunks, deltas, scratch, slots, slope,
-        row_deltas, gradient, written, column_begin, column_student, column_weight, begin, student, slot,
-        weight;
+    size_t logits, lse, rows, places, offset, list, target, sums, chunks, deltas, scratch, row_deltas, gradient,
+        written, row_begin, teacher_id, weight, column_begin, student_id, column_weight;
     int64_t entries;
 };
 
-/* A projection of both orders: by column of the whole vocabulary, by row of this shard. */
-static void add_projection(Board *board, int64_t first, Places *p, Random *random) {
+/* A projection of both whole vocabularies. */
+static void add_projection(Board *board, Places *p, Random *random) {
     std::vector<float> dense((size_t)(STUDENT * TEACHER));
     std::vector<int64_t> begin{ 0 }, column_begin{ 0 };
-    std::vector<int32_t> student, slot, column_student;
+    std::vector<int32_t> teacher_id, student_id;
     std::vector<float> weight, column_weight;
     for (int v = 0; v < STUDENT; v += 1 + v % 2)
         for (int e = 0; e < 4; e++)
             dense[(size_t)(v * TEACHER + (int)random->below(TEACHER))] = 0.5f + 0.4f * random->unit();
-    for (int64_t v = first; v < first + COLUMNS; v++) {
+    for (int64_t v = 0; v < STUDENT; v++) {
         for (int64_t u = 0; u < TEACHER; u++) {
             if (dense[(size_t)(v * TEACHER + u)] == 0.0f) continue;
-            student.push_back((int32_t)v);
-            slot.push_back((int32_t)u);
+            teacher_id.push_back((int32_t)u);
             weight.push_back(dense[(size_t)(v * TEACHER + u)]);
         }
-        begin.push_back((int64_t)slot.size());
+        begin.push_back((int64_t)teacher_id.size());
     }
     for (int64_t u = 0; u < TEACHER; u++) {
         for (int64_t v = 0; v < STUDENT; v++) {
             if (dense[(size_t)(v * TEACHER + u)] == 0.0f) continue;
-            column_student.push_back((int32_t)v);
+            student_id.push_back((int32_t)v);
             column_weight.push_back(dense[(size_t)(v * TEACHER + u)]);
         }
-        column_begin.push_back((int64_t)column_student.size());
+        column_begin.push_back((int64_t)student_id.size());
     }
-    p->begin = board->add(begin);
-    p->student = board->add(student);
-    p->slot = board->add(slot);
+    p->row_begin = board->add(begin);
+    p->teacher_id = board->add(teacher_id);
     p->weight = board->add(weight);
     p->column_begin = board->add(column_begin);
-    p->column_student = board->add(column_student);
+    p->student_id = board->add(student_id);
     p->column_weight = board->add(column_weight);
 }
 
@@ -92,52 +89,43 @@ static Places lay_out(Board *board, const ListsCase &c, Random *random) {
     p.sums = board->add(std::vector<xd_fixed>(list.size()));
     p.chunks = board->add(chunks);
     p.deltas = board->add(std::vector<xd_fixed>((size_t)ROWS));
-    p.scratch = board->add(std::vector<double>((size_t)COLUMNS));
-    p.slots = board->add(std::vector<int32_t>((size_t)(PLACES * TEACHER), 7));
-    p.slope = board->add(std::vector<float>((size_t)COLUMNS, 2.0f));
+    p.scratch = board->add(std::vector<int32_t>((size_t)(PLACES * TEACHER > 3 * COLUMNS ? PLACES * TEACHER : 3 * COLUMNS), 7));
     p.row_deltas = board->add(std::vector<double>((size_t)COUNT));
     p.gradient = board->add(logits(c.dtype, shape, random));
     p.written = board->add(std::vector<uint8_t>{ 1, 0, 0, 1, 1, 0, 0, 1, 1 });
-    add_projection(board, c.first, &p, random);
+    add_projection(board, &p, random);
     return p;
 }
 
-static xd_xtoken_args args_at(const ListsCase &c, const Places &p, void *at) {
+static xd_xtoken_list_args args_at(const ListsCase &c, const Places &p, void *at) {
     const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };
-    xd_xtoken_args a = {};
-    a.logits = rows_at(at, p.logits, c.dtype, shape);
-    a.columns = COLUMNS;
-    a.first = c.first;
-    a.temperature = 1.7;
-    a.lse = place<double>(at, p.lse);
-    a.rows = place<int64_t>(at, p.rows);
-    a.places = place<int64_t>(at, p.places);
-    a.count = COUNT;
-    a.place_count = PLACES;
-    a.offset = place<int64_t>(at, p.offset);
-    a.list = place<int32_t>(at, p.list);
-    a.k = p.entries;
-    a.vocabulary = TEACHER;
+    xd_xtoken_list_args a = {};
+    a.x = { rows_at(at, p.logits, c.dtype, shape),
+            COLUMNS,
+            c.first,
+            1.7,
+            place<double>(at, p.lse),
+            place<int64_t>(at, p.rows),
+            place<int64_t>(at, p.places),
+            COUNT };
+    a.lists.count = PLACES;
+    a.lists.offset = place<int64_t>(at, p.offset);
+    a.lists.ids = place<int32_t>(at, p.list);
+    a.lists.entries = p.entries;
+    a.lists.projection.teacher_size = TEACHER;
     a.fixed = c.fixed;
     a.reverse = c.reverse;
     a.student = place<double>(at, p.sums);
     a.teacher = place<double>(at, p.target);
     a.chunks = place<xd_xtoken_chunk>(at, p.chunks);
-    a.slots = place<int32_t>(at, p.slots);
-    a.slope = place<float>(at, p.slope);
-    a.out = place<double>(at, p.row_deltas);
-    a.gradient = rows_at(at, p.gradient, c.dtype, shape);
-    a.written = place<uint8_t>(at, p.written);
-    a.scale = 1.0;
     if (!c.projected) return a;
-    a.matrix.columns = COLUMNS;
-    a.matrix.begin = place<int64_t>(at, p.begin);
-    a.matrix.student = place<int32_t>(at, p.student);
-    a.matrix.slot = place<int32_t>(at, p.slot);
-    a.matrix.weight = place<float>(at, p.weight);
-    a.matrix.column_begin = place<int64_t>(at, p.column_begin);
-    a.matrix.column_student = place<int32_t>(at, p.column_student);
-    a.matrix.column_weight = place<float>(at, p.column_weight);
+    a.lists.projection = { TEACHER,
+                           place<int64_t>(at, p.row_begin),
+                           place<int32_t>(at, p.teacher_id),
+                           place<float>(at, p.weight),
+                           place<int64_t>(at, p.column_begin),
+                           place<int32_t>(at, p.student_id),
+                           place<float>(at, p.column_weight) };
     return a;
 }
 
@@ -152,32 +140,24 @@ static void check_cells(const unsigned char *a, const unsigned char *b, int64_t 
     check_near(both[0].data(), both[1].data(), count, 3e-6);
 }
 
-/* On a CPU row after row, from its slopes; on a GPU all at once, from the places of ids in the lists. */
-static void lists_gradient(xd_ctx *ctx, xd_xtoken_args a, double *scratch) {
-    const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
+static void lists_gradient(xd_ctx *ctx, const ListsCase &c, const Places &p, void *at) {
+    const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };
+    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx)->xtoken;
     const xd_launch launch = xd_ctx_launch(ctx);
-    if (!kernels->list_slopes) {
-        CHECK(kernels->row_deltas(&launch, &a) == XD_OK);
-        CHECK(kernels->list_slots(&launch, &a) == XD_OK);
-        a.delta = a.out;
-        a.matrix.places = a.slots;
-        CHECK(kernels->gradient(&launch, &a) == XD_OK);
-        return;
-    }
-    const double *deltas = a.cells;
-    a.count = 1;
-    a.cells = scratch;
-    for (int r = 0; r < COUNT; r++, a.rows++, a.places++) {
-        const double largest = a.chunks[a.places[0]].largest, delta = deltas[r] * largest / a.temperature;
-        xd_xtoken_args one = a;
-        if (largest != 0.0) {
-            CHECK(kernels->list_slopes(&launch, &a) == XD_OK);
-            one.u = a.slope;
-            one.delta = &delta;
-        }
-        one.matrix.begin = nullptr;
-        CHECK(kernels->gradient(&launch, &one) == XD_OK);
-    }
+    const xd_xtoken_list_args a = args_at(c, p, at);
+    const xd_xtoken_row_deltas_args d = { place<double>(at, p.deltas), false, a.x.places, a.chunks, COUNT,
+                                          place<double>(at, p.row_deltas) };
+    xd_xtoken_list_gradient_args g = {};
+    g.to.x = a.x;
+    g.to.rows = rows_at(at, p.gradient, c.dtype, shape);
+    g.to.written = place<uint8_t>(at, p.written);
+    g.lists = a.lists;
+    g.dy = a.student;
+    g.delta = d.out;
+    g.chunks = a.chunks;
+    g.scratch = place<void>(at, p.scratch);
+    CHECK(kernels.row_deltas(&launch, &d) == XD_OK);
+    CHECK(kernels.list_gradient(&launch, &g) == XD_OK);
 }
 
 /* Sums, chunks, deltas and gradients from each other; in fixed point, whose cells a driver settles between them, the sums
@@ -190,14 +170,14 @@ static void compare_lists(Pair *pair, const ListsCase &c, uint64_t seed) {
         pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = args_at(c, p, at);
+            xd_xtoken_list_args a = args_at(c, p, at);
             a.cells = a.student;
             CHECK(kernels->list_project(&launch, &a) == XD_OK);
             if (c.fixed) return;
             CHECK(kernels->list_divergence(&launch, &a) == XD_OK);
             a.cells = place<double>(at, p.deltas);
-            CHECK(kernels->list_delta(&launch, &a) == XD_OK);
-            lists_gradient(ctx, a, place<double>(at, p.scratch));
+            CHECK(kernels.list_delta(&launch, &a) == XD_OK);
+            lists_gradient(ctx, c, p, at);
         });
     const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };
     const int64_t elements = ROWS * shape.stride();
@@ -251,7 +231,7 @@ XD_TEST(deltas_over_lists_in_fixed_point_are_those_of_the_cpu) {
     const std::vector<unsigned char> after =
         pair.run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = args_at(c, p, at);
+            xd_xtoken_list_args a = args_at(c, p, at);
             a.cells = place<double>(at, p.deltas);
             CHECK(xd_ctx_kernels(ctx)->xtoken.list_delta(&launch, &a) == XD_OK);
         });

@@ -33,11 +33,11 @@ static void compare_moments(Pair *pair, xd_dtype dtype, bool odd, bool entropy, 
     const std::vector<unsigned char> after =
         pair->run(&board, columns, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
-            a.logits = rows_at(at, x, dtype, shape);
-            a.columns = columns;
-            a.rows = place<int64_t>(at, rows);
-            a.count = COUNT;
+            xd_xtoken_moments_args a = {};
+            a.x.logits = rows_at(at, x, dtype, shape);
+            a.x.columns = columns;
+            a.x.rows = place<int64_t>(at, rows);
+            a.x.count = COUNT;
             a.labels = labelled ? place<int64_t>(at, labels) : nullptr;
             a.moments = place<double>(at, out);
             a.entropy = entropy;
@@ -64,30 +64,6 @@ XD_TEST(moments_of_rows_are_those_of_the_cpu) {
 
 /* ---- columns of rows, compared, and their gradient ---- */
 
-/* On a CPU row after row, what `spread` makes of it; on a GPU all at once. */
-static void rows_gradient(xd_ctx *ctx, xd_xtoken_args a, xd_xtoken_chunk *chunks) {
-    const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    if (!kernels->spread) {
-        xd_xtoken_args ids = a;
-        ids.columns = a.vocabulary;
-        CHECK(kernels->slots(&launch, &ids) == XD_OK);
-        a.matrix.places = a.slots;
-        a.direct = true;
-        CHECK(kernels->gradient(&launch, &a) == XD_OK);
-        return;
-    }
-    a.count = 1;
-    a.chunks = nullptr;
-    for (int i = 0; i < COUNT; i++, a.rows++, a.student += a.k) {
-        a.scale = chunks[i].factor;
-        CHECK(kernels->spread(&launch, &a) == XD_OK);
-        a.u = chunks[i].largest != 0.0 ? a.slope : nullptr;
-        a.scale = 1.0;
-        CHECK(kernels->gradient(&launch, &a) == XD_OK);
-    }
-}
-
 static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int64_t k, int64_t first,
                          int64_t columns) {
     Random random(20 + (uint64_t)k);
@@ -110,41 +86,48 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
     const size_t student = board.add(logits_of_both), teacher = board.add(logits_of_both);
     const size_t slope = board.add(std::vector<float>((size_t)columns, 4.0f));
     const size_t slots = board.add(std::vector<int32_t>((size_t)vocabulary, 7));
-    const size_t places = board.add(std::vector<int64_t>{ 0, 1, 2, 3 });
     const size_t written = board.add(std::vector<uint8_t>{ 1, 1, 0, 1, 1, 1, 0 });
     const size_t gradient = board.add(logits(dtype, shape, &random));
     const std::vector<unsigned char> after =
         pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_xtoken_kernels *kernels = &xd_ctx_kernels(ctx)->xtoken;
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
-            a.logits = rows_at(at, x, dtype, shape);
-            a.columns = columns;
-            a.first = first;
-            a.temperature = 1.7;
-            a.rows = place<int64_t>(at, rows);
-            a.count = COUNT;
-            a.ids = place<int64_t>(at, list);
-            a.k = k;
-            a.cells = place<double>(at, picked);
-            a.scale = 0.7;
-            CHECK(kernels->pick(&launch, &a) == XD_OK);
-            a.add = true;
-            a.scale = 0.3;
-            CHECK(kernels->pick(&launch, &a) == XD_OK);
-            a.student = place<double>(at, student);
-            a.teacher = place<double>(at, teacher);
-            a.divisor = 1.3;
-            a.chunks = place<xd_xtoken_chunk>(at, chunks_at);
-            a.reverse = reverse;
-            CHECK(kernels->compare(&launch, &a) == XD_OK);
-            a.slope = place<float>(at, slope);
-            a.slots = place<int32_t>(at, slots);
-            a.places = place<int64_t>(at, places);
-            a.written = place<uint8_t>(at, written);
-            a.gradient = rows_at(at, gradient, dtype, shape);
-            a.vocabulary = vocabulary;
-            rows_gradient(ctx, a, a.chunks);
+            const xd_xtoken_rows work = { rows_at(at, x, dtype, shape),
+                                          columns,
+                                          first,
+                                          1.7,
+                                          nullptr,
+                                          place<int64_t>(at, rows),
+                                          nullptr,
+                                          COUNT };
+            const int64_t *ids_at = place<int64_t>(at, list);
+            xd_xtoken_pick_args p = { work, ids_at, k, 0.7, false, place<double>(at, picked) };
+            CHECK(kernels.pick(&launch, &p) == XD_OK);
+            p.add = true;
+            p.scale = 0.3;
+            CHECK(kernels.pick(&launch, &p) == XD_OK);
+            const xd_xtoken_compare_args c = { place<double>(at, student),
+                                               place<double>(at, teacher),
+                                               place<xd_xtoken_chunk>(at, chunks_at),
+                                               COUNT,
+                                               k,
+                                               1.7,
+                                               1.3,
+                                               reverse };
+            CHECK(kernels.compare(&launch, &c) == XD_OK);
+            const xd_xtoken_slots_args s = { ids_at, k, vocabulary, place<int32_t>(at, slots) };
+            CHECK(kernels.slots(&launch, &s) == XD_OK);
+            xd_xtoken_pick_gradient_args g = {};
+            g.to.x = work;
+            g.to.rows = rows_at(at, gradient, dtype, shape);
+            g.to.written = place<uint8_t>(at, written);
+            g.ids = ids_at;
+            g.k = k;
+            g.slots = s.slots;
+            g.dy = c.student;
+            g.chunks = c.chunks;
+            g.scratch = place<float>(at, slope);
+            CHECK(kernels.pick_gradient(&launch, &g) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_each(a + picked, b + picked, COUNT * k, 1e-15);
@@ -161,6 +144,7 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
     check_near(widened(a + gradient, dtype, elements).data(), widened(b + gradient, dtype, elements).data(),
                elements, tolerance_of(dtype));
     CHECK(memcmp(a + written, b + written, ROWS) == 0);
+    CHECK(memcmp(a + slots, b + slots, (size_t)vocabulary * sizeof(int32_t)) == 0);
 }
 
 XD_TEST(positions_of_one_tokenizer_are_compared_as_on_the_cpu) {
@@ -176,7 +160,8 @@ XD_TEST(positions_of_one_tokenizer_are_compared_as_on_the_cpu) {
 
 /* ---- gradients of log-likelihoods ---- */
 
-static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool with_ce) {
+/* With `rest` the rows that nobody has written get the cross entropy afterwards. */
+static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool with_ce, bool rest) {
     enum { COLUMNS = 261, FIRST = 40 };
     Random random(30);
     Board board;
@@ -199,21 +184,23 @@ static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool wit
     const std::vector<unsigned char> after =
         pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_launch launch = xd_ctx_launch(ctx);
-            xd_xtoken_args a = {};
-            a.logits = rows_at(at, x, dtype, shape);
-            a.gradient = { place<void>(at, g), dtype, ROWS, COLUMNS + 2, shape.stride() };
-            a.columns = COLUMNS;
-            a.first = FIRST;
-            a.temperature = 1.7;
-            a.rows = place<int64_t>(at, rows);
-            a.count = COUNT;
-            a.lse = a.lse_one = place<double>(at, lse_at);
+            xd_xtoken_label_gradient_args a = {};
+            a.to.x.logits = rows_at(at, x, dtype, shape);
+            a.to.x.columns = COLUMNS;
+            a.to.x.first = FIRST;
+            a.to.x.temperature = 1.7;
+            a.to.x.lse = a.to.lse_one = place<double>(at, lse_at);
+            a.to.x.rows = place<int64_t>(at, rows);
+            a.to.x.count = COUNT;
+            a.to.rows = { place<void>(at, g), dtype, ROWS, COLUMNS + 2, shape.stride() };
+            a.to.ce_factor = with_ce ? place<double>(at, ce) : nullptr;
+            a.to.ce_weight = 0.6;
+            a.to.labels = place<int64_t>(at, labels);
+            a.to.written = place<uint8_t>(at, written);
             a.slopes = place<double>(at, slopes);
-            a.ce_factor = with_ce ? place<double>(at, ce) : nullptr;
-            a.ce_weight = 0.6;
-            a.labels = place<int64_t>(at, labels);
-            a.written = place<uint8_t>(at, written);
-            CHECK(xd_ctx_kernels(ctx)->xtoken.gradient(&launch, &a) == XD_OK);
+            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx)->xtoken;
+            CHECK(kernels.label_gradient(&launch, &a) == XD_OK);
+            if (rest) CHECK(kernels.rest_gradient(&launch, &a.to) == XD_OK);
         });
     const int64_t elements = ROWS * shape.stride();
     check_near(widened(after.data() + g, dtype, elements).data(),
@@ -223,8 +210,9 @@ static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool wit
 
 XD_TEST(gradients_of_log_likelihoods_are_those_of_the_cpu) {
     Pair pair;
-    for (int form = 0; form < 8; form++)
-        compare_gradient(&pair, form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, form / 2 % 2 == 1, form / 4 == 1);
+    for (int form = 0; form < 16; form++)
+        compare_gradient(&pair, form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, form / 2 % 2 == 1, form / 4 % 2 == 1,
+                         form / 8 == 1);
 }
 
 XD_CUDA_TEST_MAIN()

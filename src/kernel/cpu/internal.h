@@ -84,16 +84,49 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: parts of the entries of losses across tokenizers that every level has: the
- * gradient at column v of rows[i], and all of that row; the log-probabilities of rows[i] are added to the
- * cells; a tail's places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and
- * probabilities. */
-XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
-XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
+/* xtoken.c: what `prepare` leaves of a matrix: the entries in J of this shard's rows, ascending by column, then slot. */
+typedef struct xdi_xtoken_entries {
+    int64_t *begin;          /* [columns + 1] */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and place in J */
+    float *weight;
+    int32_t *places; /* [teacher_size] of ids in J; -1: none */
+} xdi_xtoken_entries;
+XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
+
+/* xtoken.c: which gradient it is: p (M dy - delta) / temperature with dy, or scale u - p delta with u, less
+ * slopes (softmax(z) - one at the label). */
+typedef struct xdi_xtoken_form {
+    const xd_xtoken_gradient *to;
+    xdi_xtoken_entries matrix;
+    const double *dy; /* [chunks, k] or NULL */
+    int64_t k;
+    const float *u; /* [columns] or NULL */
+    double scale;
+    const double *delta, *slopes; /* [rows at work]; NULL -> 0 */
+} xdi_xtoken_form;
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
+/* The gradient at column v of rows[i], where h = M dy; all of that row; and its padding, with which it is written. */
+XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
+/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of rows[i]. */
+typedef void (*xdi_xtoken_row_writer)(const void *state, const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state);
+XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
+                                         const void *state);
+
+/* xtoken.c: the log-probabilities of rows[i] are added to the cells; the numbers of the likeliest pairs; a tail's
+ * places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and probabilities. */
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i);
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
-XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
 /* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`

@@ -5,21 +5,79 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- projected chunks ---- */
+/* ---- the matrix in J ---- */
 
-static double xdi_cpu_xtoken_p(const xd_xtoken_args *a, int64_t row, int64_t column) {
-    return exp(xdi_loss_load(&a->logits, row, column) / a->temperature - a->lse[row]);
+/* Entries that this shard's rows have at most. */
+static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
+    const int64_t *begin = m->projection.row_begin;
+    return begin[m->first + m->columns] - begin[m->first];
 }
 
-static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
+static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+    return (size_t)(m->columns + 1) * sizeof(int64_t) +
+           (size_t)xdi_cpu_xtoken_entries(m) * (2 * sizeof(int32_t) + sizeof(float)) +
+           (size_t)m->projection.teacher_size * sizeof(int32_t);
+}
+
+/* The entries in J, and behind them the place of every teacher id, which is needed to find them. */
+XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
+    const int64_t entries = xdi_cpu_xtoken_entries(m);
+    xdi_xtoken_entries e;
+    e.begin = (int64_t *)m->prepared;
+    e.student = (int32_t *)(void *)(e.begin + m->columns + 1);
+    e.slot = e.student + entries;
+    e.weight = (float *)(void *)(e.slot + entries);
+    e.places = (int32_t *)(void *)(e.weight + entries);
+    return e;
+}
+
+static int64_t xdi_cpu_xtoken_project_scratch(int64_t k, bool fixed) {
+    (void)k, (void)fixed;
+    return 0;
+}
+
+static int64_t xdi_cpu_xtoken_pick_scratch(int64_t columns) {
+    return columns;
+}
+
+static xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+    const xd_xtoken_projection *p = &m->projection;
+    const xdi_xtoken_entries out = xdi_xtoken_entries_of(m);
+    int64_t n = 0;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int64_t v = 0; v < m->columns; v++) {
-            if (m->begin[v] == m->begin[v + 1]) continue;
-            const double p = xdi_cpu_xtoken_p(a, a->rows[i], v);
-            for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++)
-                xdi_cells_add(a->fixed, a->cells, a->places[i] * m->k + m->slot[e], (double)m->weight[e] * p);
+    for (int64_t id = 0; id < p->teacher_size; id++) out.places[id] = -1;
+    for (int64_t j = 0; j < m->k; j++) out.places[m->ids[j]] = (int32_t)j;
+    for (int64_t v = 0; v < m->columns; v++) {
+        out.begin[v] = n;
+        for (int64_t e = p->row_begin[m->first + v]; e < p->row_begin[m->first + v + 1]; e++) {
+            const int32_t at = out.places[p->teacher_id[e]];
+            if (at < 0) continue;
+            out.student[n] = (int32_t)v;
+            out.slot[n] = at;
+            out.weight[n++] = p->weight[e];
+        }
+    }
+    out.begin[m->columns] = n;
+    return XD_OK;
+}
+
+/* ---- projected chunks ---- */
+
+static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
+    (void)launch;
+    for (int64_t i = 0; i < x->count; i++)
+        for (int64_t v = 0; v < x->columns; v++) {
+            if (m.begin[v] == m.begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
+            for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
+                              (double)m.weight[e] * p);
         }
     return XD_OK;
 }
@@ -34,25 +92,26 @@ static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
 }
 
 /* The same of a row at the columns `ids`, or at all when there are none. */
-static double xdi_cpu_xtoken_row_lse(const xd_xtoken_args *a, int64_t row, const int64_t *ids, int64_t n) {
+static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        const double z = xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature;
+        const double z = xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature;
         if (!(z <= max)) max = z;
     }
     for (int64_t i = 0; i < n; i++)
-        sum += exp(xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature - max);
+        sum += exp(xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature - max);
     return max + log(sum);
 }
 
-static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(a, row, a->ids, a->k);
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
-            xdi_cells_add(a->fixed, a->cells, a->places[i] * a->k + j,
-                          xdi_loss_load(&a->logits, row, a->ids[j]) / a->temperature - lse);
+            xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
+                          xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
     }
     return XD_OK;
 }
@@ -95,7 +154,8 @@ static void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
     }
 }
 
-static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c, double *q, double *a) {
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoken_chunk *c, double *q,
+                                 double *a) {
     const int64_t k = args->k;
     for (int64_t j = 0; j < k; j++) q[j] /= c->student;
     for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
@@ -106,7 +166,7 @@ static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c,
     xdi_xtoken_scale_slopes(c, q, k);
 }
 
-static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->place_count; i++) {
         double *q = a->student + i * a->k;
@@ -119,83 +179,193 @@ static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xto
 }
 
 /* (M dy)_v */
-static double xdi_cpu_xtoken_back(const xd_xtoken_matrix *m, int64_t v, const double *dy) {
+static double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const double *dy) {
     double sum = 0.0;
     for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
     return sum;
 }
 
-static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const double *dy = a->student + a->places[i] * m->k, largest = a->chunks[a->places[i]].largest;
-        for (int64_t v = 0; v < m->columns && largest != 0.0; v++)
-            if (m->begin[v] != m->begin[v + 1])
+    for (int64_t i = 0; i < x->count; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
+        const double *dy = a->dy + x->places[i] * a->matrix.k;
+        for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
+            if (m.begin[v] != m.begin[v + 1])
                 xdi_cells_add(a->fixed, a->cells, i,
-                              xdi_cpu_xtoken_back(m, v, dy) / largest * xdi_cpu_xtoken_p(a, a->rows[i], v));
+                              xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
+                                  xdi_cpu_xtoken_p(x, x->rows[i], v));
     }
     return XD_OK;
 }
 
-/* ---- gradient ---- */
-
-XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h) {
-    const int64_t row = a->rows[i];
-    const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
-    const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
-    const double first = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
-    const double ce = first - (a->slopes ? a->slopes[i] : 0.0);
-    double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
-    if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
-    if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
-    return a->u ? g + ((double)a->u[v] * a->scale - p * delta) : g;
-}
-
-XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
-    const int64_t row = a->rows[i];
-    const double *dy = a->matrix.begin ? a->student + a->places[i] * a->k : NULL;
-    for (int64_t v = 0; v < a->columns; v++) {
-        const double h = dy ? xdi_cpu_xtoken_back(&a->matrix, v, dy) : 0.0;
-        xdi_loss_store(&a->gradient, row, v, xdi_xtoken_gradient_at(a, i, v, h));
-    }
-    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
-        xdi_loss_store(&a->gradient, row, v, 0.0);
-    a->written[row] = 1;
-}
-
-static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_gradient_row(a, i);
+    for (int64_t i = 0; i < a->count; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[a->places[i]];
+        const double delta = c->alone ? c->delta : xdi_cells_value(a->fixed, a->cells, i) * c->largest;
+        a->out[i] = c->largest == 0.0 ? 0.0 : delta;
+    }
+    return XD_OK;
+}
+
+/* ---- gradients ---- */
+
+XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h) {
+    const xd_xtoken_gradient *to = f->to;
+    const xd_xtoken_rows *x = &to->x;
+    const int64_t row = x->rows[i];
+    const double z = xdi_loss_load(&x->logits, row, v), delta = f->delta ? f->delta[i] : 0.0;
+    const double p = f->dy || delta != 0.0 ? exp(z / x->temperature - x->lse[row]) : 0.0;
+    const double first = to->written[row] || !to->ce_factor ? 0.0 : to->ce_factor[row] * to->ce_weight;
+    const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
+    double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
+    if (ce != 0.0) g += ce * (exp(z - to->lse_one[row]) - (v == to->labels[row] - x->first ? 1.0 : 0.0));
+    if (f->dy) return g + p * (h - delta) / x->temperature;
+    return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row) {
+    for (int64_t v = to->x.columns; v < to->rows.cols && !to->written[row]; v++)
+        xdi_loss_store(&to->rows, row, v, 0.0);
+    to->written[row] = 1;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+    const xd_xtoken_rows *x = &f->to->x;
+    const double *dy = f->dy ? f->dy + x->places[i] * f->k : NULL;
+    for (int64_t v = 0; v < x->columns; v++) {
+        const double h = dy ? xdi_cpu_xtoken_back(&f->matrix, v, dy) : 0.0;
+        xdi_loss_store(&f->to->rows, x->rows[i], v, xdi_xtoken_gradient_at(f, i, v, h));
+    }
+    xdi_xtoken_gradient_end(f->to, x->rows[i]);
+}
+
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to) {
+    xdi_xtoken_form f;
+    memset(&f, 0, sizeof f);
+    f.to = to;
+    f.scale = 1.0;
+    return f;
+}
+
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.matrix = xdi_xtoken_entries_of(&a->matrix);
+    f.dy = a->dy;
+    f.k = a->matrix.k;
+    f.delta = a->delta;
+    return f;
+}
+
+static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                 const xd_xtoken_project_gradient_args *a) {
+    const xdi_xtoken_form f = xdi_xtoken_project_form(a);
+    (void)launch;
+    for (int64_t i = 0; i < a->to.x.count; i++)
+        if (a->chunks[a->to.x.places[i]].largest != 0.0) xdi_xtoken_gradient_row(&f, i);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.u = a->u;
+    f.scale = a->scale;
+    f.delta = a->delta;
+    for (int64_t i = 0; i < a->to.x.count && a->chunk->largest != 0.0; i++) write(state, &f, i);
+}
+
+XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    const xd_xtoken_rows *x = &a->to.x;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    f.u = a->scratch;
+    for (int64_t i = 0; i < x->count; i++) {
+        const double *dy = a->dy + i * a->k;
+        if (a->chunks[i].largest == 0.0) continue;
+        memset(a->scratch, 0, (size_t)x->columns * sizeof *a->scratch);
+        for (int64_t j = 0; j < a->k; j++) {
+            const int64_t v = a->ids[j] - x->first;
+            if (v >= 0 && v < x->columns) a->scratch[v] = (float)(a->chunks[i].factor * dy[j]);
+        }
+        write(state, &f, i);
+    }
+}
+
+XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    xd_xtoken_gradient one = *to;
+    const xdi_xtoken_form f = xdi_xtoken_form_of(&one);
+    one.x.count = 1;
+    for (int64_t row = 0; row < to->x.logits.rows; row++) {
+        one.x.rows = &row;
+        if (!to->written[row]) write(state, &f, 0);
+    }
+}
+
+static void xdi_cpu_xtoken_write(const void *state, const xdi_xtoken_form *f, int64_t i) {
+    (void)state;
+    xdi_xtoken_gradient_row(f, i);
+}
+
+static xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
+                                              const xd_xtoken_mean_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_mean_gradient(a, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
+                                              const xd_xtoken_pick_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_pick_gradient(a, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    (void)launch;
+    xdi_xtoken_rest_gradient(to, xdi_cpu_xtoken_write, NULL);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
+                                               const xd_xtoken_label_gradient_args *a) {
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)launch;
+    f.slopes = a->slopes;
+    for (int64_t i = 0; i < a->to.x.count; i++) xdi_xtoken_gradient_row(&f, i);
     return XD_OK;
 }
 
 /* ---- means over the whole vocabulary ---- */
 
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i) {
-    const int64_t row = a->rows[i];
-    const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
-    for (int64_t v = 0; v < a->columns; v++)
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t row = x->rows[i];
+    const double lse = x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
+    for (int64_t v = 0; v < x->columns; v++)
         xdi_cells_add(a->fixed, a->cells, v,
-                      (xdi_loss_load(&a->logits, row, v) / a->temperature - lse) * a->scale);
+                      (xdi_loss_load(&x->logits, row, v) / x->temperature - lse) * a->scale);
 }
 
-static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     (void)launch;
-    memset(a->cells, 0, (size_t)a->columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
-    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_log_probs_row(a, i);
+    memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t i = 0; i < a->x.count; i++) xdi_xtoken_log_probs_row(a, i);
     return XD_OK;
 }
 
 /* The likeliest pairs, by number. */
-XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other) {
-    if (!a->best) return;
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other) {
     a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
     a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
     a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
 }
 
-static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     int64_t best = -1, other = -1;
     (void)launch;
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
@@ -213,7 +383,7 @@ static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_ar
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     (void)launch;
     for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
     return XD_OK;
@@ -221,38 +391,40 @@ static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_a
 
 /* ---- single positions ---- */
 
-static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i], label = a->labels ? a->labels[row] : -1;
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i], label = a->labels ? a->labels[row] : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
-        for (int64_t v = 0; v < a->columns; v++) {
-            const double z = xdi_loss_load(&a->logits, row, v);
+        for (int64_t v = 0; v < x->columns; v++) {
+            const double z = xdi_loss_load(&x->logits, row, v);
             if (!(z <= max)) max = z;
         }
-        for (int64_t v = 0; v < a->columns; v++) sum += exp(xdi_loss_load(&a->logits, row, v) - max);
+        for (int64_t v = 0; v < x->columns; v++) sum += exp(xdi_loss_load(&x->logits, row, v) - max);
         const double lse = max + log(sum);
-        for (int64_t v = 0; v < a->columns && a->entropy; v++) {
-            const double p = exp(xdi_loss_load(&a->logits, row, v) - lse);
+        for (int64_t v = 0; v < x->columns && a->entropy; v++) {
+            const double p = exp(xdi_loss_load(&x->logits, row, v) - lse);
             entropy -= p * log(p + XD_XTOKEN_EPSILON);
         }
         out[XD_XTOKEN_LARGEST] = max;
         out[XD_XTOKEN_LOG_SUM] = log(sum);
         out[XD_XTOKEN_ENTROPY] = entropy;
         out[XD_XTOKEN_LABEL] =
-            label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+            label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
     }
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+    const xd_xtoken_rows *x = &a->x;
     (void)launch;
-    for (int64_t i = 0; i < a->count * a->k; i++) {
-        const int64_t v = a->ids[i % a->k] - a->first;
-        const double before = a->add ? a->cells[i] : 0.0;
-        a->cells[i] = v >= 0 && v < a->columns
-                          ? before + a->scale * xdi_loss_load(&a->logits, a->rows[i / a->k], v)
-                          : -INFINITY;
+    for (int64_t i = 0; i < x->count * a->k; i++) {
+        const int64_t v = a->ids[i % a->k] - x->first;
+        const double before = a->add ? a->out[i] : 0.0;
+        a->out[i] = v >= 0 && v < x->columns
+                        ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
+                        : -INFINITY;
     }
     return XD_OK;
 }
@@ -279,7 +451,7 @@ static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reve
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {
         double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
@@ -295,41 +467,41 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
     (void)launch;
-    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t v = a->ids[j] - a->first;
-        if (v >= 0 && v < a->columns) a->slope[v] = (float)(a->scale * a->student[j]);
-    }
+    for (int64_t id = 0; id < a->size; id++) a->slots[id] = -1;
+    for (int64_t j = 0; j < a->k; j++) a->slots[a->ids[j]] = (int32_t)j;
     return XD_OK;
 }
 
 /* ---- chunks with lists of their own ---- */
 
 /* Cell i += scale (p M) of one teacher id, of this shard's columns. */
-static void xdi_cpu_xtoken_list_add(const xd_xtoken_args *a, int64_t row, int32_t id, double scale,
+static void xdi_cpu_xtoken_list_add(const xd_xtoken_list_args *a, int64_t row, int32_t id, double scale,
                                     int64_t i) {
-    const xd_xtoken_matrix *m = &a->matrix;
-    const int64_t end = a->first + a->columns;
+    const xd_xtoken_projection *m = &a->lists.projection;
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t end = x->first + x->columns;
     if (!m->column_begin) {
-        if (id >= a->first && id < end)
-            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(a, row, id - a->first));
+        if (id >= x->first && id < end)
+            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(x, row, id - x->first));
         return;
     }
     for (int64_t e = m->column_begin[id]; e < m->column_begin[id + 1]; e++) {
-        const int64_t v = m->column_student[e];
-        if (v >= a->first && v < end)
+        const int64_t v = m->student_id[e];
+        if (v >= x->first && v < end)
             xdi_cells_add(a->fixed, a->cells, i,
-                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(a, row, v - a->first));
+                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(x, row, v - x->first));
     }
 }
 
-static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t *offset = a->lists.offset;
     (void)launch;
-    for (int64_t r = 0; r < a->count; r++)
-        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
-            xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i], 1.0, i);
+    for (int64_t r = 0; r < x->count; r++)
+        for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
+            xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i], 1.0, i);
     return XD_OK;
 }
 
@@ -356,13 +528,13 @@ static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, b
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
     (void)launch;
-    for (int64_t c = 0; c < a->place_count; c++) {
+    for (int64_t c = 0; c < a->lists.count; c++) {
         xd_xtoken_chunk *chunk = &a->chunks[c];
-        const int64_t n = a->offset[c + 1] - a->offset[c];
-        double *q = a->student + a->offset[c];
-        const double *target = a->teacher + a->offset[c];
+        const int64_t n = a->lists.offset[c + 1] - a->lists.offset[c];
+        double *q = a->student + a->lists.offset[c];
+        const double *target = a->teacher + a->lists.offset[c];
         if (n == 0) continue;
         for (int64_t i = 0; i < n; i++) q[i] /= chunk->student;
         chunk->agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(target, n);
@@ -372,14 +544,22 @@ static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const x
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t *offset = a->lists.offset;
     (void)launch;
-    for (int64_t r = 0; r < a->count; r++)
-        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+    for (int64_t r = 0; r < x->count; r++)
+        for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             if (a->student[i] != 0.0)
-                xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i],
-                                        a->student[i] / a->chunks[a->places[r]].largest, r);
+                xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i],
+                                        a->student[i] / a->chunks[x->places[r]].largest, r);
     return XD_OK;
+}
+
+/* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
+static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
+    (void)lists;
+    return (size_t)columns * (sizeof(double) + sizeof(float));
 }
 
 /* What is done to the columns that a chunk's list comes from. */
@@ -390,31 +570,60 @@ typedef enum xdi_xtoken_visit {
 } xdi_xtoken_visit;
 
 /* h += weight dy, then slope = p h / temperature, then h is zero again. */
-static void xdi_cpu_xtoken_list_visit(const xd_xtoken_args *a, int64_t v, double term,
-                                      xdi_xtoken_visit visit) {
-    if (v < 0 || v >= a->columns) return;
-    if (visit == XDI_XTOKEN_VISIT_ADD) a->cells[v] += term;
+static void xdi_cpu_xtoken_list_visit(const xd_xtoken_rows *x, int64_t row, double *h, float *slope,
+                                      int64_t v, double term, xdi_xtoken_visit visit) {
+    if (v < 0 || v >= x->columns) return;
+    if (visit == XDI_XTOKEN_VISIT_ADD) h[v] += term;
     if (visit == XDI_XTOKEN_VISIT_USE)
-        a->slope[v] = (float)(xdi_cpu_xtoken_p(a, a->rows[0], v) * a->cells[v] / a->temperature);
-    if (visit == XDI_XTOKEN_VISIT_CLEAR) a->cells[v] = 0.0;
+        slope[v] = (float)(xdi_cpu_xtoken_p(x, row, v) * h[v] / x->temperature);
+    if (visit == XDI_XTOKEN_VISIT_CLEAR) h[v] = 0.0;
 }
 
-static xd_result xdi_cpu_xtoken_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xd_xtoken_matrix *m = &a->matrix;
-    const int64_t begin = a->offset[a->places[0]], end = a->offset[a->places[0] + 1];
-    (void)launch;
-    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+/* slope = p M dy / temperature of rows[r]. */
+static void xdi_cpu_xtoken_list_slopes(const xd_xtoken_list_gradient_args *a, int64_t r, double *h,
+                                       float *slope) {
+    const xd_xtoken_projection *m = &a->lists.projection;
+    const xd_xtoken_rows *x = &a->to.x;
+    const int64_t begin = a->lists.offset[x->places[r]], end = a->lists.offset[x->places[r] + 1];
+    memset(slope, 0, (size_t)x->columns * sizeof *slope);
     for (int visit = XDI_XTOKEN_VISIT_ADD; visit <= XDI_XTOKEN_VISIT_CLEAR; visit++)
         for (int64_t i = begin; i < end; i++) {
-            const int32_t id = a->list[i];
+            const int32_t id = a->lists.ids[i];
             if (!m->column_begin)
-                xdi_cpu_xtoken_list_visit(a, id - a->first, a->student[i], (xdi_xtoken_visit)visit);
+                xdi_cpu_xtoken_list_visit(x, x->rows[r], h, slope, id - x->first, a->dy[i],
+                                          (xdi_xtoken_visit)visit);
             for (int64_t e = m->column_begin ? m->column_begin[id] : 0;
                  m->column_begin && e < m->column_begin[id + 1]; e++)
-                xdi_cpu_xtoken_list_visit(a, m->column_student[e] - a->first,
-                                          (double)m->column_weight[e] * a->student[i],
-                                          (xdi_xtoken_visit)visit);
+                xdi_cpu_xtoken_list_visit(x, x->rows[r], h, slope, m->student_id[e] - x->first,
+                                          (double)m->column_weight[e] * a->dy[i], (xdi_xtoken_visit)visit);
         }
+}
+
+XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
+                                         const void *state) {
+    const xd_xtoken_rows *x = &a->to.x;
+    double *h = (double *)a->scratch;
+    float *slope = (float *)(void *)(h + x->columns);
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    xd_xtoken_gradient one = a->to;
+    f.to = &one;
+    f.u = slope;
+    one.x.count = 1;
+    memset(h, 0, (size_t)x->columns * sizeof *h);
+    for (int64_t r = 0; r < x->count; r++) {
+        const double delta = a->delta[r] / x->temperature;
+        if (a->chunks[x->places[r]].largest == 0.0) continue;
+        xdi_cpu_xtoken_list_slopes(a, r, h, slope);
+        one.x.rows = x->rows + r;
+        f.delta = &delta;
+        write(state, &f, 0);
+    }
+}
+
+static xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
+                                              const xd_xtoken_list_gradient_args *a) {
+    (void)launch;
+    xdi_xtoken_list_gradient(a, xdi_cpu_xtoken_write, NULL);
     return XD_OK;
 }
 
@@ -529,29 +738,139 @@ static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_ar
     return XD_OK;
 }
 
+/* ---- sums ---- */
+
+static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                       double *out) {
+    (void)launch;
+    for (int64_t i = 0; i < count; i++) out[i] = xdi_cells_value(true, cells, i);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->logits.rows; row++) {
+        const double largest = a->lse[row] / a->temperature;
+        for (int64_t v = 0; v < a->columns; v++)
+            xdi_cells_add(true, a->cells, row,
+                          exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->logits.rows; row++)
+        a->lse[row] = a->lse[row] / a->temperature + log(xdi_cells_value(true, a->cells, row));
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
+    const double value = xdi_cells_value(a->fixed, a->cells, 0);
+    const double sum = xdi_cells_value(a->fixed, a->cells, 1);
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
+    a->chunk->value = value;
+    a->chunk->delta = a->merged[0];
+    a->chunk->agree = a->merged[1] != 0.0;
+    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
+/* ---- products with a projection ---- */
+
+static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t row) {
+    const xd_xtoken_projection *m = &a->projection;
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t column = a->ids ? a->ids[j] : j;
+        if (column < 0 || column >= m->teacher_size) continue;
+        for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
+            const int64_t v = m->student_id[e] - a->first;
+            if (v < 0 || v >= a->columns) continue;
+            xdi_cells_add(a->fixed, a->cells, row * a->k + j,
+                          (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
+        }
+    }
+}
+
+static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row(a, row);
+    return XD_OK;
+}
+
+/* The place of a teacher id among the columns; -1 when it is not there. */
+static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
+    int64_t low = 0, high = k;
+    if (!columns) return id;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (columns[middle] < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < k && columns[low] == id ? low : -1;
+}
+
+static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int64_t row) {
+    const xd_xtoken_projection *m = &a->projection;
+    const int64_t *begin = m->row_begin + a->first;
+    for (int64_t v = 0; v < a->rows.cols; v++) {
+        double sum = 0.0;
+        for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
+            const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
+            if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
+        }
+        xdi_loss_store(&a->rows, row, v, sum);
+    }
+}
+
+static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row_back(a, row);
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
+    kernels.matrix_bytes = xdi_cpu_xtoken_matrix_bytes;
+    kernels.project_scratch = xdi_cpu_xtoken_project_scratch;
+    kernels.pick_scratch = xdi_cpu_xtoken_pick_scratch;
+    kernels.prepare = xdi_cpu_xtoken_prepare;
     kernels.project = xdi_cpu_xtoken_project;
     kernels.target = xdi_cpu_xtoken_target;
     kernels.divergence = xdi_cpu_xtoken_divergence;
     kernels.delta = xdi_cpu_xtoken_delta;
-    kernels.gradient = xdi_cpu_xtoken_gradient;
+    kernels.row_deltas = xdi_cpu_xtoken_row_deltas;
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
     kernels.merge = xdi_cpu_xtoken_merge;
     kernels.total = xdi_cpu_xtoken_total;
+    kernels.close = xdi_cpu_xtoken_close;
     kernels.moments = xdi_cpu_xtoken_moments;
     kernels.pick = xdi_cpu_xtoken_pick;
     kernels.compare = xdi_cpu_xtoken_compare;
-    kernels.spread = xdi_cpu_xtoken_spread;
+    kernels.slots = xdi_cpu_xtoken_slots;
     kernels.list_project = xdi_cpu_xtoken_list_project;
     kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
     kernels.list_delta = xdi_cpu_xtoken_list_delta;
-    kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
+    kernels.list_bytes = xdi_cpu_xtoken_list_bytes;
+    kernels.project_gradient = xdi_cpu_xtoken_project_gradient;
+    kernels.mean_gradient = xdi_cpu_xtoken_mean_gradient;
+    kernels.pick_gradient = xdi_cpu_xtoken_pick_gradient;
+    kernels.list_gradient = xdi_cpu_xtoken_list_gradient;
+    kernels.label_gradient = xdi_cpu_xtoken_label_gradient;
+    kernels.rest_gradient = xdi_cpu_xtoken_rest_gradient;
     kernels.chunk_sums = xdi_cpu_chunk_sums;
     kernels.chunk_averages = xdi_cpu_chunk_averages;
     kernels.chunk_spread = xdi_cpu_chunk_spread;
+    kernels.settle = xdi_cpu_xtoken_settle;
+    kernels.row_sums = xdi_cpu_xtoken_row_sums;
+    kernels.row_logs = xdi_cpu_xtoken_row_logs;
+    kernels.product = xdi_cpu_xtoken_product;
+    kernels.product_back = xdi_cpu_xtoken_product_back;
     return kernels;
 }

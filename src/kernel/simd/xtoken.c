@@ -19,17 +19,18 @@ XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double sca
     return true;
 }
 
-static bool xdi_fast_xtoken_takes(const xd_xtoken_args *a) {
-    const bool gradient =
-        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
-    return !a->fixed && gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+static bool xdi_fast_xtoken_takes(const xd_rows *rows) {
+    return rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16;
 }
 
-static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
-    xd_xtoken_args one = *a;
-    one.rows = a->rows + i;
-    one.places = a->places + i;
-    one.delta = a->delta ? a->delta + i : NULL;
+static bool xdi_fast_xtoken_writes(const xd_xtoken_gradient *to) {
+    return !to->fixed && xdi_fast_xtoken_takes(&to->x.logits) && xdi_fast_xtoken_takes(&to->rows);
+}
+
+static xd_xtoken_rows xdi_fast_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
+    xd_xtoken_rows one = *x;
+    one.rows = x->rows + i;
+    one.places = x->places + i;
     one.count = 1;
     return one;
 }
@@ -44,13 +45,28 @@ typedef struct xdi_fast_ids {
     int32_t list[XDI_XTOKEN_BLOCK];
 } xdi_fast_ids;
 
+/* Which rows at work are looked at: NULL -> all, else those whose chunk has a largest other than 0 and, with `several`,
+ * is not alone. */
+typedef struct xdi_fast_filter {
+    const xd_xtoken_chunk *chunks;
+    bool several;
+} xdi_fast_filter;
+
+static bool xdi_fast_looks(const xdi_fast_filter *filter, int64_t place) {
+    const xd_xtoken_chunk *c = filter->chunks ? &filter->chunks[place] : NULL;
+    return !c || (c->largest != 0.0 && !(filter->several && c->alone));
+}
+
 /* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
-    const xd_xtoken_args *a;
-    int64_t begin, end; /* of a->rows */
+    const xd_xtoken_rows *x;
+    xdi_xtoken_entries m;
+    int64_t k;
+    int64_t end; /* of x->rows, those that were passed over too */
     int64_t places[XDI_XTOKEN_LANES];
-    int lanes;
+    int lanes, rows;
+    int64_t row[XDI_XTOKEN_ROWS];        /* numbers in x->rows */
     int lane[XDI_XTOKEN_ROWS];           /* of a row */
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
@@ -61,27 +77,36 @@ typedef struct xdi_fast_group {
     xdi_fast_ids ids;
 } xdi_fast_group;
 
+static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
+    g->slots = scratch;
+    g->block = g->slots + XDI_XTOKEN_LANES * g->k;
+    g->across = g->block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    g->packed = g->across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
+    memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
+}
+
 /* The rows from `begin` on. What no row fills is 0. */
-static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
+                                        const xd_xtoken_matrix *m, const xdi_fast_filter *filter,
+                                        int64_t begin) {
     xdi_fast_group g;
     memset(&g, 0, sizeof g);
     g.loops = xdi_loops_of(launch)->xtoken;
-    g.a = a;
-    g.begin = g.end = begin;
-    for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
-        const int64_t place = a->places[g.end];
+    g.x = x;
+    g.m = xdi_xtoken_entries_of(m);
+    g.k = m->k;
+    for (g.end = begin; g.end < x->count && g.rows < XDI_XTOKEN_ROWS; g.end++) {
+        const int64_t place = x->places[g.end];
+        if (!xdi_fast_looks(filter, place)) continue;
         if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
             if (g.lanes == XDI_XTOKEN_LANES) break;
             g.places[g.lanes++] = place;
         }
-        g.lane[at] = g.lanes - 1;
-        g.fits[at] = xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[g.end]], 1.0, &g.p[at]);
+        g.row[g.rows] = g.end;
+        g.lane[g.rows] = g.lanes - 1;
+        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[g.end]], 1.0, &g.p[g.rows]);
+        g.rows++;
     }
-    g.slots = a->scratch;
-    g.block = g.slots + XDI_XTOKEN_LANES * a->k;
-    g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    g.packed = g.across + XDI_XTOKEN_LANES * (int)XDI_XTOKEN_STRIDE;
-    memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }
 
@@ -97,8 +122,8 @@ static int64_t xdi_fast_padded(int64_t n) {
 
 /* The block that begins at v. Powers of four ids cost less than picking one. */
 static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
-    const int64_t n = xdi_fast_block_at(v, m->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    const xdi_xtoken_entries *m = &g->m;
+    const int64_t n = xdi_fast_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
     int64_t count = 0;
     int32_t last = -1;
     g->ids.v = v;
@@ -115,15 +140,15 @@ static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
 
 /* All entries of the block, to slots or back. */
 static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
+    const xdi_xtoken_entries *m = &g->m;
     const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
     g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
                    g->block, g->slots, back);
 }
 
-/* Logits of rows[i] that have tables; how many. */
-static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_simd_array *x) {
-    *x = xdi_fast_array(&g->a->logits, g->a->rows[i], g->ids.v);
+/* Logits of the group's row that have tables; how many. */
+static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int at, xdi_simd_array *x) {
+    *x = xdi_fast_array(&g->x->logits, g->x->rows[g->row[at]], g->ids.v);
     if (!g->ids.packed) return g->ids.n;
     g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
     *x = xdi_xtoken_floats(g->packed);
@@ -134,46 +159,53 @@ static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_sim
 static void xdi_fast_project_block(const xdi_fast_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
-    for (int64_t i = g->begin; i < g->end; i++) {
-        const int64_t at = i - g->begin;
+    for (int at = 0; at < g->rows; at++) {
         const int lane = g->lane[at];
         xdi_simd_array x;
         if (!g->fits[at]) continue;
-        const int64_t n = xdi_fast_block_logits(g, i, &x);
+        const int64_t n = xdi_fast_block_logits(g, at, &x);
         g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
 }
 
-static void xdi_fast_project_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
-    const xd_xtoken_matrix *m = &a->matrix;
-    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
-    for (int64_t v = 0; v < m->columns; v += g->ids.n) {
+static void xdi_fast_project_group(xdi_fast_group *g, double *cells) {
+    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * g->k) * sizeof(float));
+    for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
         xdi_fast_open_block(g, v);
         if (g->ids.tables == 0) continue;
         xdi_fast_project_block(g);
         g->loops->to_tables(g->across, g->ids.tables, g->block);
         xdi_fast_walk_block(g, false);
     }
-    for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, m->k);
+    for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, g->k);
         g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
-                            a->cells + g->places[lane] * m->k + j);
+                            cells + g->places[lane] * g->k + j);
     }
 }
 
-static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+/* Tables of J, of a block of ids both ways round, and of a row; or both sides of a divergence. The plain kernels, which
+ * do what is fixed, need none. */
+static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
+    if (fixed) return 0;
+    return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
-    for (int64_t begin = 0; begin < a->count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_project_group(&g);
-        for (int64_t i = begin; i < g.end; i++) {
-            const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            if (!g.fits[i - begin]) XD_TRY(plain.project(launch, &one));
+    const xdi_fast_filter all = { NULL, false };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.project(launch, a);
+    for (int64_t begin = 0; begin < a->x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_project_group(&g, a->cells);
+        for (int at = 0; at < g.rows; at++) {
+            xd_xtoken_project_args one = *a;
+            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            if (!g.fits[at]) XD_TRY(plain.project(launch, &one));
         }
         begin = g.end;
     }
@@ -181,12 +213,11 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
 }
 
 /* dy of the group's chunks: slots. */
-static void xdi_fast_load_slopes(const xdi_fast_group *g) {
-    const int64_t k = g->a->k;
-    for (int64_t j = 0; j < k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, k);
+static void xdi_fast_load_slopes(const xdi_fast_group *g, const double *dy) {
+    for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, g->k);
         for (int lane = 0; lane < g->lanes; lane++)
-            g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
+            g->loops->narrow(dy + g->places[lane] * g->k + j, n, 1.0, 0.0,
                              g->across + lane * XDI_XTOKEN_STRIDE);
         g->loops->to_tables(g->across, n, g->slots + j * XDI_XTOKEN_LANES);
     }
@@ -200,36 +231,39 @@ static void xdi_fast_back_block(const xdi_fast_group *g) {
     g->loops->to_lanes(g->block, tables, g->across);
 }
 
-static void xdi_fast_delta_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
-    xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < a->matrix.columns; v += g->ids.n) {
+static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *a) {
+    xdi_fast_load_slopes(g, a->dy);
+    for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
         xdi_fast_open_block(g, v);
         if (g->ids.tables == 0) continue;
         xdi_fast_back_block(g);
-        for (int64_t i = g->begin; i < g->end; i++) {
-            const int64_t at = i - g->begin;
+        for (int at = 0; at < g->rows; at++) {
+            const int64_t i = g->row[at];
             xdi_simd_array x;
             if (!g->fits[at]) continue;
-            const int64_t n = xdi_fast_block_logits(g, i, &x);
+            const int64_t n = xdi_fast_block_logits(g, at, &x);
             a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
-                           a->chunks[a->places[i]].largest;
+                           a->chunks[a->x.places[i]].largest;
         }
     }
 }
 
-static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
-    for (int64_t begin = 0; begin < a->count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_delta_group(&g);
-        for (int64_t i = begin; i < g.end; i++) {
-            xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-            one.cells = a->cells + i;
-            if (!g.fits[i - begin]) XD_TRY(plain.delta(launch, &one));
-        }
+    const xdi_fast_filter several = { a->chunks, true };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.delta(launch, a);
+    for (int64_t begin = 0; begin < a->x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
         begin = g.end;
+        if (g.rows == 0) continue;
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_delta_group(&g, a);
+        for (int at = 0; at < g.rows; at++) {
+            xd_xtoken_delta_args one = *a;
+            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            one.cells = a->cells + g.row[at];
+            if (!g.fits[at]) XD_TRY(plain.delta(launch, &one));
+        }
     }
     return XD_OK;
 }
@@ -253,23 +287,23 @@ static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
 }
 
 /* What of rows[i] is the same for all blocks; false where f32 does not fit. */
-static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
-    const int64_t row = a->rows[i];
-    const double delta = a->delta ? a->delta[i] : 0.0;
+static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
+    const xd_xtoken_gradient *to = f->to;
+    const xd_xtoken_rows *x = &to->x;
+    const int64_t row = x->rows[i];
+    const double delta = f->delta ? f->delta[i] : 0.0, tau = x->temperature;
     memset(w, 0, sizeof *w);
-    w->add = a->written[row] != 0;
-    w->past = !w->add && xdi_fast_goes_past(&a->gradient);
-    w->times_p = a->matrix.begin != NULL;
+    w->add = to->written[row] != 0;
+    w->past = !w->add && xdi_fast_goes_past(&to->rows);
+    w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
-    w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
-    w->label = w->hard ? a->labels[row] - a->first : -1;
-    w->u = a->u;
-    w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
+    w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
+    w->label = w->hard ? to->labels[row] - x->first : -1;
+    w->u = f->u;
+    w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
-    if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
-                                          a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
-        return false;
-    if (w->hard && !xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1))
+    if (w->soft && !xdi_fast_xtoken_power(tau, x->lse[row], f->dy ? 1.0 / tau : 1.0, &w->p)) return false;
+    if (w->hard && !xdi_fast_xtoken_power(1.0, to->lse_one[row], to->ce_factor[row] * to->ce_weight, &w->p1))
         return false;
     xdi_fast_join_powers(w);
     return true;
@@ -277,77 +311,98 @@ static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_write
 
 /* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
  * gradient and the logits held there. */
-static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
+static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
-    const int64_t row = a->rows[i];
+    const int64_t row = f->to->x.rows[i];
     const bool here = w->label >= v && w->label < v + n;
     double at_label = 0.0;
-    if (here) {
-        const double h = a->matrix.begin ? (double)w->u[w->label - v] : 0.0;
-        at_label = xdi_xtoken_gradient_at(a, i, w->label, h);
-    }
-    w->x = xdi_fast_array(&a->logits, row, v);
-    w->out = xdi_fast_array(&a->gradient, row, v);
+    if (here) at_label = xdi_xtoken_gradient_at(f, i, w->label, f->dy ? (double)w->u[w->label - v] : 0.0);
+    w->x = xdi_fast_array(&f->to->x.logits, row, v);
+    w->out = xdi_fast_array(&f->to->rows, row, v);
     loops->write(w, n);
-    if (here) xdi_loss_store(&a->gradient, row, w->label, at_label);
-}
-
-static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
-    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
-        xdi_loss_store(&a->gradient, row, v, 0.0);
-    a->written[row] = 1;
+    if (here) xdi_loss_store(&f->to->rows, row, w->label, at_label);
 }
 
 /* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
-static void xdi_fast_write_group(xdi_fast_group *g) {
-    const xd_xtoken_args *a = g->a;
+static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
     xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
-    for (int64_t i = g->begin; i < g->end; i++)
-        g->fits[i - g->begin] = xdi_fast_writer(a, i, &writers[i - g->begin]);
-    xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, a->columns);
+    for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_fast_writer(f, g->row[at], &writers[at]);
+    xdi_fast_load_slopes(g, f->dy);
+    for (int64_t v = 0; v < g->x->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, g->x->columns);
         g->ids.v = v;
         g->ids.n = g->ids.tables = n;
         g->ids.packed = false;
         xdi_fast_back_block(g);
-        for (int64_t i = g->begin; i < g->end; i++) {
-            const int64_t at = i - g->begin;
+        for (int at = 0; at < g->rows; at++) {
             if (!g->fits[at]) continue;
             writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
-            xdi_fast_write_block(g->loops, a, i, &writers[at], v, n);
+            xdi_fast_write_block(g->loops, f, g->row[at], &writers[at], v, n);
         }
     }
-    for (int64_t i = g->begin; i < g->end; i++) {
-        if (g->fits[i - g->begin])
-            xdi_fast_end_row(a, a->rows[i]);
+    for (int at = 0; at < g->rows; at++) {
+        if (g->fits[at])
+            xdi_xtoken_gradient_end(f->to, g->x->rows[g->row[at]]);
         else
-            xdi_xtoken_gradient_row(a, i);
+            xdi_xtoken_gradient_row(f, g->row[at]);
     }
 }
 
-static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i) {
+static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    const xdi_xtoken_form f = xdi_xtoken_project_form(a);
+    const xdi_fast_filter counted = { a->chunks, false };
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu().project_gradient(launch, a);
+    for (int64_t begin = 0; begin < a->to.x.count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
+        begin = g.end;
+        if (g.rows == 0) continue;
+        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_write_group(&g, &f);
+    }
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+/* A row by itself, on the launch that is the state. */
+static void xdi_fast_write_row(const void *state, const xdi_xtoken_form *f, int64_t i) {
+    const xdi_xtoken_loops *loops = xdi_loops_of((const xd_launch *)state)->xtoken;
+    const xd_xtoken_gradient *to = f->to;
     xdi_xtoken_writer w;
-    if (!xdi_fast_writer(a, i, &w)) {
-        xdi_xtoken_gradient_row(a, i);
+    if (!xdi_fast_xtoken_writes(to) || !xdi_fast_writer(f, i, &w)) {
+        xdi_xtoken_gradient_row(f, i);
         return;
     }
-    for (int64_t v = 0; v < a->columns; v += XDI_TILE) {
-        w.u = a->u ? a->u + v : NULL;
-        xdi_fast_write_block(loops, a, i, &w, v, xdi_fast_tile_at(v, a->columns));
+    for (int64_t v = 0; v < to->x.columns; v += XDI_TILE) {
+        w.u = f->u ? f->u + v : NULL;
+        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, to->x.columns));
     }
-    xdi_fast_end_row(a, a->rows[i]);
+    xdi_xtoken_gradient_end(to, to->x.rows[i]);
 }
 
-static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
-    for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
-    for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
-        xdi_fast_write_group(&g);
-        begin = g.end;
-    }
+static xd_result xdi_fast_xtoken_mean_gradient(const xd_launch *launch,
+                                               const xd_xtoken_mean_gradient_args *a) {
+    xdi_xtoken_mean_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_pick_gradient(const xd_launch *launch,
+                                               const xd_xtoken_pick_gradient_args *a) {
+    xdi_xtoken_pick_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_list_gradient(const xd_launch *launch,
+                                               const xd_xtoken_list_gradient_args *a) {
+    xdi_xtoken_list_gradient(a, xdi_fast_write_row, launch);
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    xdi_xtoken_rest_gradient(to, xdi_fast_write_row, launch);
     xdi_fast_tiles(launch)->fence();
     return XD_OK;
 }
@@ -363,10 +418,11 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
 }
 
 /* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
-static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
+static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
+    const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
-    const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
-                         next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
+    const xdi_simd_array y = xdi_fast_array(&x->logits, x->rows[i], 0),
+                         next = xdi_fast_array(&x->logits, x->rows[i + 1 < x->count ? i + 1 : i], 0);
     const float *wide = (const float *)y.data;
     const uint16_t *half = (const uint16_t *)y.data;
     for (int64_t j = 0; j < k && y.bf16; j++) {
@@ -380,39 +436,42 @@ static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
     }
 }
 
-static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
-    if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
-    for (int64_t i = 0; i < a->count; i++) {
+    const double tau = a->x.temperature;
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.target(launch, a);
+    for (int64_t i = 0; i < a->x.count; i++) {
         xdi_fast_pick(a, i);
-        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
-        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
+        xd_xtoken_target_args one = *a;
+        one.x = xdi_fast_xtoken_one(&a->x, i);
         if (isnan(lse))
             XD_TRY(plain.target(launch, &one));
         else
-            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
-                                                lse, true, a->cells + a->places[i] * a->k);
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
+                                                a->cells + a->x.places[i] * a->k);
     }
     return XD_OK;
 }
 
-static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const double factor = a->scale / a->temperature;
-    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
-    if (a->count == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
+    const xd_xtoken_rows *x = &a->x;
+    const double factor = a->scale / x->temperature;
+    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
+    for (int64_t i = 0; i < x->count; i++) {
+        const int64_t row = x->rows[i];
         const double lse =
-            a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
+            x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
         if (isfinite(lse)) {
-            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, row, 0), x->columns, factor,
                                                 lse * a->scale, i > 0, a->cells);
             continue;
         }
-        if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+        if (i == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
         xdi_xtoken_log_probs_row(a, i);
     }
     return XD_OK;
@@ -437,8 +496,8 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 }
 
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
-static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
-                           const double *target) {
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, xd_xtoken_chunk *c,
+                           double *q, const double *target) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
@@ -469,11 +528,11 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_
     return true;
 }
 
-static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (a->fixed) return plain.divergence(launch, a);
     for (int64_t i = 0; i < a->place_count; i++) {
-        xd_xtoken_args one = *a;
+        xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
         one.teacher = a->teacher + i * a->k;
         one.chunks = a->chunks + i;
@@ -505,7 +564,7 @@ static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int6
 }
 
 /* The first pair whose student id is not less. */
-static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
+static int64_t xdi_fast_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     int64_t begin = 0, end = a->pairs;
     while (begin < end) {
         const int64_t middle = begin + (end - begin) / 2;
@@ -518,7 +577,7 @@ static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
 }
 
 /* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
-static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t at,
+static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
                                  int64_t n, const double *y, xdi_fast_best *best) {
     double x[XDI_XTOKEN_PAIRS];
     float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
@@ -532,7 +591,7 @@ static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_
     return sum;
 }
 
-static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
@@ -571,7 +630,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
     return XD_OK;
 }
 
-static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
@@ -582,12 +641,14 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
 /* ---- single positions ---- */
 
 /* False where f32 does not fit. */
-static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
+static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moments_args *a, int64_t row,
+                                 double *out) {
+    const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t label = a->labels ? a->labels[row] : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
-    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &a->logits, row, a->columns, XDI_TILE_LOG2E, &sum))
+    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
         return false;
     const double log_sum = log(sum.sum);
     if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
@@ -595,33 +656,38 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *
     out[XD_XTOKEN_LOG_SUM] = log_sum;
     out[XD_XTOKEN_ENTROPY] = 0.0;
     out[XD_XTOKEN_LABEL] =
-        label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
-    for (int64_t v = 0; v < a->columns && a->entropy; v += XDI_TILE)
+        label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
+    for (int64_t v = 0; v < x->columns && a->entropy; v += XDI_TILE)
         out[XD_XTOKEN_ENTROPY] +=
-            loops->entropy(xdi_fast_array(&a->logits, row, v), xdi_fast_tile_at(v, a->columns), p);
+            loops->entropy(xdi_fast_array(&x->logits, row, v), xdi_fast_tile_at(v, x->columns), p);
     return true;
 }
 
-static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (!xdi_fast_xtoken_takes(a)) return plain.moments(launch, a);
-    for (int64_t i = 0; i < a->count; i++) {
-        xd_xtoken_args one = *a;
-        one.rows = a->rows + i;
-        one.count = 1;
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.moments(launch, a);
+    for (int64_t i = 0; i < a->x.count; i++) {
+        xd_xtoken_moments_args one = *a;
+        one.x.rows = a->x.rows + i;
+        one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
     }
     return XD_OK;
 }
 
 /* The entries that vectors do better. */
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
+    kernels->project_scratch = xdi_fast_xtoken_project_scratch;
     kernels->project = xdi_fast_xtoken_project;
     kernels->target = xdi_fast_xtoken_target;
     kernels->divergence = xdi_fast_xtoken_divergence;
     kernels->delta = xdi_fast_xtoken_delta;
-    kernels->gradient = xdi_fast_xtoken_gradient;
+    kernels->project_gradient = xdi_fast_xtoken_project_gradient;
+    kernels->mean_gradient = xdi_fast_xtoken_mean_gradient;
+    kernels->pick_gradient = xdi_fast_xtoken_pick_gradient;
+    kernels->list_gradient = xdi_fast_xtoken_list_gradient;
+    kernels->rest_gradient = xdi_fast_xtoken_rest_gradient;
     kernels->log_probs = xdi_fast_xtoken_log_probs;
     kernels->pair = xdi_fast_xtoken_pair;
     kernels->tail = xdi_fast_xtoken_tail;

@@ -2756,7 +2756,7 @@ typedef struct xd_xtoken_teacher {
     const int64_t *column_ids;
     double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
-    double weight;             /* 0 -> 1 */
+    double weight;             /* omega_i, without a score; 0: it is left out */
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
@@ -2808,23 +2808,24 @@ typedef struct xd_xtoken_desc {
     xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
     const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
-    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    bool has_ignore_index;      /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const float *row_weight;  /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
+    double token_denominator; /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
     const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
     int teacher_count;
     xd_xtoken_mode mode;
     xd_xtoken_score score;        /* SUM: NONE -> static weights */
-    double alpha;                 /* of dynamic weights; 0 -> 1 */
+    double alpha;                 /* of dynamic weights; 0: all alike */
     bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
     double temperature;           /* 0 -> 1 */
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
-    int64_t columns;              /* size of J; 0 -> 8192 */
-    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
-    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
-    double ce_weight;             /* 0 -> 0.1 */
-    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
+    int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
+    int64_t tail;     /* GOLD: longest sorted lists, at least 1 */
+    double kd_weight; /* see xd_xtoken_values.balance */
+    double ce_weight; /* one of the terms has a weight that is not 0 */
+    bool balance;     /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
     /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
      * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
      * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
@@ -2841,6 +2842,11 @@ typedef struct xd_xtoken_desc {
     void *workspace;                          /* NULL -> taken from the allocator for this call */
     size_t workspace_bytes;
 } xd_xtoken_desc;
+
+/* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
+ * teacher of a kind with weight 1. All else is zero. Pure. */
+XD_API xd_xtoken_desc xd_xtoken_defaults(void);
+XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
 
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row, a chunk and a teacher's row; for
  * PROJECTED [tile, J] times 16 bytes (INVARIANT: 33, on a GPU 48), [J] times 16, [V_t] times 8, and on a CPU [J]
@@ -2915,7 +2921,7 @@ typedef struct xd_uld_desc {
     double matched_weight, unmatched_weight;
     double beta;        /* of the JSD; 0 forward, 1 reverse */
     double denominator; /* 0 -> chunks with two sides */
-    double scale;       /* of loss and gradient; 0 -> 1 */
+    double scale;       /* of loss and gradient; not 0, and with matched ids not both weights 0 */
     xd_rows gradient;   /* d loss / d student logits, all columns written; may be the student's memory; data
                               NULL -> none */
 } xd_uld_desc;
@@ -5352,6 +5358,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_uld_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_side
 #    define xd_uld_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_desc
 #    define xd_uld_values XDISTILL_NO_XTOKEN_leaves_out_xd_uld_values
+#    define xd_xtoken_defaults (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_defaults)
+#    define xd_xtoken_teacher_defaults (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher_defaults)
 #    define xd_xtoken_workspace_bytes (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_workspace_bytes)
 #    define xd_xtoken_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_loss)
 #    define xd_uld_loss (XDISTILL_NO_XTOKEN_leaves_out_xd_uld_loss)
@@ -36704,7 +36712,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 
 /* check.c: the desc with every default filled in, and the checks. */
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
@@ -38472,17 +38480,43 @@ static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
     return true;
 }
 
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
+XD_API xd_xtoken_desc xd_xtoken_defaults(void) {
+    xd_xtoken_desc d;
+    memset(&d, 0, sizeof d);
+    d.sequences = 1;
+    d.alpha = 1.0;
+    d.temperature = 1.0;
+    d.columns = 8192;
+    d.tail = 8192;
+    d.kd_weight = 1.0;
+    d.ce_weight = 0.1;
+    return d;
+}
+
+XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind) {
+    xd_xtoken_teacher t;
+    memset(&t, 0, sizeof t);
+    t.kind = kind;
+    t.weight = 1.0;
+    return t;
+}
+
+static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
+    for (int i = 0; i < d->teacher_count && d->teachers; i++)
+        if (d->teachers[i].kind == kind) return true;
+    return false;
+}
+
+/* The defaults of what 0 has no meaning for; sizes that no teacher asks for are 1. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
     if (!d.comm) d.comm = d.sequence_comm;
-    if (d.ignore_index == 0) d.ignore_index = XD_IGNORE_INDEX;
-    if (d.alpha == 0.0) d.alpha = 1.0;
+    if (!d.has_ignore_index) d.ignore_index = XD_IGNORE_INDEX;
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.columns == 0) d.columns = 8192;
-    if (d.tail == 0) d.tail = 8192;
-    if (d.kd_weight == 0.0) d.kd_weight = 1.0;
-    if (d.ce_weight == 0.0) d.ce_weight = 0.1;
+    if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
+        d.columns = 1;
+    if (d.tail == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_GOLD)) d.tail = 1;
     if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
         d.mode = XD_XTOKEN_SUM;
     return d;
@@ -38627,10 +38661,20 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
     XD_REQUIRE(ctx,
                d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
                XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
-    for (int i = 0; i < d->teacher_count; i++)
-        weights += d->teachers[i].weight == 0.0 ? 1.0 : d->teachers[i].weight;
+    for (int i = 0; i < d->teacher_count; i++) weights += d->teachers[i].weight;
     XD_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
                "the weights of averaged teachers sum to %g", weights);
+    return XD_OK;
+}
+
+/* Some term must have a weight: the text's, or that of a teacher; dynamic weights and the selected one's are not 0. */
+static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    bool teachers = d->mode == XD_XTOKEN_SELECT || d->score != XD_XTOKEN_SCORE_NONE;
+    for (int i = 0; i < d->teacher_count; i++) teachers = teachers || d->teachers[i].weight != 0.0;
+    XD_REQUIRE(ctx, d->balance || (d->labels && d->ce_weight != 0.0) || (teachers && d->kd_weight != 0.0),
+               XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is %g%s, kd_weight %g%s",
+               d->ce_weight, d->labels ? "" : " without labels", d->kd_weight,
+               teachers ? "" : " with teachers of weight 0");
     return XD_OK;
 }
 
@@ -38657,6 +38701,7 @@ XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
                (long long)d->sequences);
     XD_TRY(xdi_xtoken_check_numbers(ctx, d));
     XD_TRY(xdi_xtoken_check_mode(ctx, d));
+    XD_TRY(xdi_xtoken_check_weights(ctx, d));
     const int64_t size = xd_vocab_describe(d->vocab).size;
     for (int i = 0; i < d->teacher_count; i++) XD_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
     return xdi_xtoken_check_gradient(ctx, d);
@@ -38687,7 +38732,7 @@ static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
     if (x->d.tile > 0) term.tile = x->d.tile;
     if (term.kind->tile) term.tile = term.kind->tile(&x->d, t, term.tile);
     term.reads = xdi_xtoken_reads_logits(t);
-    term.weight = t->weight == 0.0 ? 1.0 : t->weight;
+    term.weight = t->weight;
     term.cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     return term;
 }
@@ -39043,7 +39088,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
 
 /* Everything up to the first exchange, on this rank alone. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     XD_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
     XD_TRY(xdi_xtoken_provide(x, desc));
@@ -39271,7 +39316,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     xdi_xtoken x;
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }
@@ -39353,6 +39398,12 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
     XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
                d->beta);
+    XD_REQUIRE(ctx,
+               d->scale != 0.0 &&
+                   (d->matched_count == 0 || d->matched_weight != 0.0 || d->unmatched_weight != 0.0),
+               XD_ERROR_ARGUMENT,
+               "no term of the loss has a weight: scale is %g, matched_weight %g and unmatched_weight %g",
+               d->scale, d->matched_weight, d->unmatched_weight);
     XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
@@ -39637,7 +39688,6 @@ static void xdi_uld_open(xd_ctx *ctx, const xd_uld_desc *desc, xdi_uld *x) {
     x->d = *desc;
     if (x->d.student.temperature == 0.0) x->d.student.temperature = 1.0;
     if (x->d.teacher.temperature == 0.0) x->d.teacher.temperature = 1.0;
-    if (x->d.scale == 0.0) x->d.scale = 1.0;
     x->side[XD_ULD_STUDENT] = &x->d.student;
     x->side[XD_ULD_TEACHER] = &x->d.teacher;
     for (int64_t i = 0; i < x->d.chunk_count; i++) x->chunks += xdi_uld_two_sided(&x->d.chunks[i]);
@@ -42138,4 +42188,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d999e2e9fc5414fe1a052bede49b72ff3b1f31fffab5c71c5c11d48bfdffd91d */
+/* xdistill sha256 ac88b4b04a8516de1a89411d0c9894e70a097446a1ff8b5b9a1a4bd7ea4f625f */

@@ -120,6 +120,8 @@ static void open_case(xtoken_case *c, xd_xtoken_kind kind) {
     make_projection(c);
     make_chunks(c);
     c->teacher.kind = kind;
+    c->teacher.weight = 1.0;
+    c->d = xd_xtoken_defaults();
     c->teacher.logits = random_logits(TEACHER);
     c->teacher.student_chunks = c->student_chunks;
     c->teacher.teacher_chunks = c->teacher_chunks;

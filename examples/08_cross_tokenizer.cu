@@ -58,11 +58,11 @@ static void predict(const xd_alignment *both, xd_chunk_side which, side *s) {
 /* Loss and gradient; logits, gradient and projection are memory of the context's device, lists the host's. */
 static xd_result distill(xd_ctx *ctx, const side side[2], float *student, float *teacher, float *gradient,
                          const xd_projection *projection, int64_t chunks, xd_xtoken_values *out) {
-    xd_xtoken_teacher t = {};
-    xd_xtoken_desc d = {};
+    xd_xtoken_teacher t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
+    xd_xtoken_desc d = xd_xtoken_defaults();
     xd_vocab *vocab = NULL;
     xd_result r = xd_vocab_create_even(ctx, NULL, side[0].vocabulary, &vocab);
-    t.kind = XD_XTOKEN_PROJECTED, t.projection = projection;
+    t.projection = projection;
     t.logits = { teacher, XD_DTYPE_F32, side[1].tokens.count, side[1].vocabulary, 0 };
     t.student_chunks = side[0].chunks, t.teacher_chunks = side[1].chunks, t.chunks = chunks;
     d.student = { student, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };

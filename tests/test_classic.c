@@ -218,6 +218,7 @@ static pair *pair_new(xd_uld_merge merge) {
     p->d.chunks = p->chunks;
     p->d.chunk_count = 3;
     p->d.merge = merge;
+    p->d.scale = 1.0;
     p->d.matched_student = p->matched[0];
     p->d.matched_teacher = p->matched[1];
     p->d.matched_count = 3;

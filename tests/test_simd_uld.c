@@ -60,6 +60,7 @@ static void open_sized(simd_problem *p, int64_t vocabulary, int64_t other, int64
         p->chunks[i].teacher_end = bounds[i][3];
     }
     p->settings.chunk_count = 4;
+    p->settings.scale = 1.0;
     p->settings.matched_weight = 0.3;
     p->settings.unmatched_weight = 0.7;
     p->settings.beta = 0.4;
@@ -281,6 +282,7 @@ XD_TEST(chunks_that_are_worked_on_together_have_the_bits_of_single_ones) {
     }
     const xd_rows x = { student, XD_DTYPE_F32, TOKENS, SIZE, 0 },
                   y = { teacher, XD_DTYPE_F32, TOKENS, SIZE, 0 };
+    d.scale = 1.0;
     d.student.logits = x;
     d.teacher.logits = y;
     d.student.vocabulary = d.teacher.vocabulary = SIZE;

@@ -84,7 +84,7 @@ static void run_level(const simd_problem *p, xd_cpu_level level, simd_result *r)
     xd_xtoken_teacher t;
     xd_xtoken_desc d = p->settings;
     memset(&desc, 0, sizeof desc);
-    memset(&t, 0, sizeof t);
+    t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
     memset(r, 0, sizeof *r);
     desc.cpu = level;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);

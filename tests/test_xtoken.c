@@ -74,8 +74,8 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     xd_xtoken_teacher t;
     xd_xtoken_desc d;
     xd_xtoken_values values;
-    memset(&t, 0, sizeof t);
-    memset(&d, 0, sizeof d);
+    t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
+    d = xd_xtoken_defaults();
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(xd_vocab_create(ctx, NULL, 0, 8, 8, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &e->rows, 8, 7, &projection) == XD_OK);
@@ -98,9 +98,9 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     d.reverse = reverse;
     d.exact_only = exact_only;
     if (gold)
-        d.tail = size;
+        d.tail = size ? size : 8192;
     else
-        d.columns = size;
+        d.columns = size ? size : 8192;
     if (gradient) d.gradient = rows_of(gradient, 6, 8);
     CHECK(xd_xtoken_loss(ctx, &d, &values) == XD_OK);
     xd_projection_destroy(ctx, &projection);
@@ -159,7 +159,7 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     c.teachers[0].logits = rows_of(p.student, STUDENT_ROWS, STUDENT_SIZE);
     c.teachers[0].teacher_chunks = p.student_chunks;
     c.d.labels = NULL;
-    c.d.columns = 0;
+    c.d.columns = 8192;
     CHECK_NEAR(run_call(&p, &c).loss, 0.0, 1e-7); /* both sides' logarithms are of f32 */
     for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) CHECK_NEAR(c.gradient[i], 0.0, 1e-7);
     xd_projection_destroy(p.ctx, &identity);
@@ -355,7 +355,7 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     CHECK(xd_vocab_create(p.ctx, NULL, 0, 128256, 128256, &c.vocab) == XD_OK);
     c.d.vocab = c.vocab;
     c.d.sequences = 1;
-    c.d.columns = c.d.tail = 0;
+    c.d.columns = c.d.tail = 8192;
     c.d.student = rows_of(NULL, 2048, 128256);
     for (int kind = 0; kind < 2; kind++) {
         c.teachers[0].kind = (xd_xtoken_kind)kind;
@@ -395,6 +395,13 @@ XD_TEST(bad_settings_are_refused_with_their_numbers) {
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "-1 columns");
     c.d.tail = -2;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "tail of -2");
+    c.d.columns = 0; /* zero is zero: no column is no loss */
+    check_refused(&p, &c, XD_ERROR_ARGUMENT, "0 columns");
+    c.d.kd_weight = c.d.ce_weight = 0.0;
+    check_refused(&p, &c, XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is 0, kd_weight 0");
+    c.d.labels = NULL;
+    c.teachers[0].weight = 0.0;
+    check_refused(&p, &c, XD_ERROR_ARGUMENT, "without labels, kd_weight 0.8 with teachers of weight 0");
     c.d.teacher_count = 0;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "0 teachers");
     c.d.sequences = 4;

@@ -109,8 +109,8 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
     CHECK(xd_vocab_create(ctx, NULL, 0, STUDENT_SIZE, STUDENT_SIZE, &vocab) == XD_OK);
     fill_rows(&student, STUDENT_SIZE, 0.1, x);
     fill_rows(&teacher, TEACHER_SIZE, 0.4, y);
-    memset(&kd, 0, sizeof kd);
-    memset(&d, 0, sizeof d);
+    kd = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
+    d = xd_xtoken_defaults();
     kd.logits = rows_of(y, teacher.count, TEACHER_SIZE);
     kd.student_chunks = student.shifted;
     kd.teacher_chunks = teacher.shifted;

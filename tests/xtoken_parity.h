@@ -206,9 +206,8 @@ static inline xd_result parity_loss(xd_ctx *ctx, const parity *p, parity_call *c
                 parity_teacher_chunk(c->first + b, c->teacher_positions[t]);
     }
     parity_projection(ctx, p->relaxed, &projection, &map);
-    memset(&teacher, 0, sizeof teacher);
-    memset(&d, 0, sizeof d);
-    teacher.kind = p->kind;
+    teacher = xd_xtoken_teacher_defaults(p->kind);
+    d = xd_xtoken_defaults();
     teacher.logits = c->teacher;
     teacher.student_chunks = chunks;
     teacher.teacher_chunks = teacher_chunks;

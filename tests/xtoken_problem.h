@@ -103,6 +103,7 @@ static inline void open_problem_as(problem *p, xd_xtoken_kind kind, xd_reduction
     p->kinds[0] = kind;
     p->teacher_count = 1;
     p->settings.temperature = 1.5;
+    p->settings.alpha = 1.0;
     p->settings.columns = 8;
     p->settings.tail = 5;
     p->settings.kd_weight = 0.8;

@@ -116,9 +116,7 @@ static xd_xtoken_kind demo_kind_of(demo_signal signal) {
 /* Likelihoods are those of whole chunks; distributions are compared where chunks begin. */
 static xd_xtoken_teacher demo_teacher_of(const demo_rank *r, const demo_arm *arm) {
     const bool whole = arm->signal == DEMO_LIKELIHOOD;
-    xd_xtoken_teacher teacher;
-    memset(&teacher, 0, sizeof teacher);
-    teacher.kind = demo_kind_of(arm->signal);
+    xd_xtoken_teacher teacher = xd_xtoken_teacher_defaults(demo_kind_of(arm->signal));
     teacher.logits = demo_rows(r, r->teacher_logits.whole, r->teacher.config.vocab);
     teacher.labels = r->teacher_labels;
     teacher.student_chunks = whole ? r->chunks : r->heads;
@@ -131,9 +129,7 @@ static xd_xtoken_teacher demo_teacher_of(const demo_rank *r, const demo_arm *arm
 }
 
 static xd_xtoken_teacher demo_recorded_teacher(const demo_rank *r) {
-    xd_xtoken_teacher teacher;
-    memset(&teacher, 0, sizeof teacher);
-    teacher.kind = XD_XTOKEN_CACHED;
+    xd_xtoken_teacher teacher = xd_xtoken_teacher_defaults(XD_XTOKEN_CACHED);
     teacher.logits.rows = demo_rank_rows(r);
     teacher.student_chunks = teacher.teacher_chunks = r->place_chunks;
     teacher.chunks = DEMO_ROW;
@@ -150,8 +146,7 @@ static xd_xtoken_teacher demo_arm_teacher(const demo_rank *r, const demo_arm *ar
 /* From the teacher across tokenizers, and from the text, which counts fully where the teacher says nothing:
  * inside of its tokens. */
 static xd_xtoken_desc demo_cross_loss(demo_rank *r, const demo_arm *arm, const xd_xtoken_teacher *teacher) {
-    xd_xtoken_desc desc;
-    memset(&desc, 0, sizeof desc);
+    xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
     desc.gradient = desc.student;
     desc.vocab = r->logits.vocab;

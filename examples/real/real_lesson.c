@@ -268,9 +268,9 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     const int64_t rows = p->batch.sequences;
     xd_xtoken_teacher teacher;
     xd_xtoken_desc desc;
-    memset(&teacher, 0, sizeof teacher);
-    memset(&desc, 0, sizeof desc);
-    teacher.kind = lesson->source == REAL_LIVE ? XD_XTOKEN_PROJECTED : XD_XTOKEN_CACHED;
+    teacher =
+        xd_xtoken_teacher_defaults(lesson->source == REAL_LIVE ? XD_XTOKEN_PROJECTED : XD_XTOKEN_CACHED);
+    desc = xd_xtoken_defaults();
     teacher.logits = real_rows(p->teacher_logits, rows * REAL_TEACHER_ROW,
                                lesson->source == REAL_LIVE ? lesson->teacher.vocab : 0);
     teacher.student_chunks = p->student_chunks;

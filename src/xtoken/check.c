@@ -13,17 +13,43 @@ static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
     return true;
 }
 
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
+XD_API xd_xtoken_desc xd_xtoken_defaults(void) {
+    xd_xtoken_desc d;
+    memset(&d, 0, sizeof d);
+    d.sequences = 1;
+    d.alpha = 1.0;
+    d.temperature = 1.0;
+    d.columns = 8192;
+    d.tail = 8192;
+    d.kd_weight = 1.0;
+    d.ce_weight = 0.1;
+    return d;
+}
+
+XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind) {
+    xd_xtoken_teacher t;
+    memset(&t, 0, sizeof t);
+    t.kind = kind;
+    t.weight = 1.0;
+    return t;
+}
+
+static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
+    for (int i = 0; i < d->teacher_count && d->teachers; i++)
+        if (d->teachers[i].kind == kind) return true;
+    return false;
+}
+
+/* The defaults of what 0 has no meaning for; sizes that no teacher asks for are 1. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
     if (!d.comm) d.comm = d.sequence_comm;
-    if (d.ignore_index == 0) d.ignore_index = XD_IGNORE_INDEX;
-    if (d.alpha == 0.0) d.alpha = 1.0;
+    if (!d.has_ignore_index) d.ignore_index = XD_IGNORE_INDEX;
     if (d.temperature == 0.0) d.temperature = 1.0;
-    if (d.columns == 0) d.columns = 8192;
-    if (d.tail == 0) d.tail = 8192;
-    if (d.kd_weight == 0.0) d.kd_weight = 1.0;
-    if (d.ce_weight == 0.0) d.ce_weight = 0.1;
+    if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
+        d.columns = 1;
+    if (d.tail == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_GOLD)) d.tail = 1;
     if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
         d.mode = XD_XTOKEN_SUM;
     return d;
@@ -168,10 +194,20 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
     XD_REQUIRE(ctx,
                d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
                XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
-    for (int i = 0; i < d->teacher_count; i++)
-        weights += d->teachers[i].weight == 0.0 ? 1.0 : d->teachers[i].weight;
+    for (int i = 0; i < d->teacher_count; i++) weights += d->teachers[i].weight;
     XD_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
                "the weights of averaged teachers sum to %g", weights);
+    return XD_OK;
+}
+
+/* Some term must have a weight: the text's, or that of a teacher; dynamic weights and the selected one's are not 0. */
+static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    bool teachers = d->mode == XD_XTOKEN_SELECT || d->score != XD_XTOKEN_SCORE_NONE;
+    for (int i = 0; i < d->teacher_count; i++) teachers = teachers || d->teachers[i].weight != 0.0;
+    XD_REQUIRE(ctx, d->balance || (d->labels && d->ce_weight != 0.0) || (teachers && d->kd_weight != 0.0),
+               XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is %g%s, kd_weight %g%s",
+               d->ce_weight, d->labels ? "" : " without labels", d->kd_weight,
+               teachers ? "" : " with teachers of weight 0");
     return XD_OK;
 }
 
@@ -198,6 +234,7 @@ XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
                (long long)d->sequences);
     XD_TRY(xdi_xtoken_check_numbers(ctx, d));
     XD_TRY(xdi_xtoken_check_mode(ctx, d));
+    XD_TRY(xdi_xtoken_check_weights(ctx, d));
     const int64_t size = xd_vocab_describe(d->vocab).size;
     for (int i = 0; i < d->teacher_count; i++) XD_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
     return xdi_xtoken_check_gradient(ctx, d);

@@ -316,7 +316,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 
 /* check.c: the desc with every default filled in, and the checks. */
-XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */

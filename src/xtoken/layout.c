@@ -23,7 +23,7 @@ static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
     if (x->d.tile > 0) term.tile = x->d.tile;
     if (term.kind->tile) term.tile = term.kind->tile(&x->d, t, term.tile);
     term.reads = xdi_xtoken_reads_logits(t);
-    term.weight = t->weight == 0.0 ? 1.0 : t->weight;
+    term.weight = t->weight;
     term.cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     return term;
 }

@@ -66,6 +66,12 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
     XD_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
                d->beta);
+    XD_REQUIRE(ctx,
+               d->scale != 0.0 &&
+                   (d->matched_count == 0 || d->matched_weight != 0.0 || d->unmatched_weight != 0.0),
+               XD_ERROR_ARGUMENT,
+               "no term of the loss has a weight: scale is %g, matched_weight %g and unmatched_weight %g",
+               d->scale, d->matched_weight, d->unmatched_weight);
     XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
@@ -350,7 +356,6 @@ static void xdi_uld_open(xd_ctx *ctx, const xd_uld_desc *desc, xdi_uld *x) {
     x->d = *desc;
     if (x->d.student.temperature == 0.0) x->d.student.temperature = 1.0;
     if (x->d.teacher.temperature == 0.0) x->d.teacher.temperature = 1.0;
-    if (x->d.scale == 0.0) x->d.scale = 1.0;
     x->side[XD_ULD_STUDENT] = &x->d.student;
     x->side[XD_ULD_TEACHER] = &x->d.teacher;
     for (int64_t i = 0; i < x->d.chunk_count; i++) x->chunks += xdi_uld_two_sided(&x->d.chunks[i]);

@@ -39,7 +39,7 @@ typedef struct xd_uld_desc {
     double matched_weight, unmatched_weight;
     double beta;        /* of the JSD; 0 forward, 1 reverse */
     double denominator; /* 0 -> chunks with two sides */
-    double scale;       /* of loss and gradient; 0 -> 1 */
+    double scale;       /* of loss and gradient; not 0, and with matched ids not both weights 0 */
     xd_rows gradient;   /* d loss / d student logits, all columns written; may be the student's memory; data
                               NULL -> none */
 } xd_uld_desc;

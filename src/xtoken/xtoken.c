@@ -8,7 +8,7 @@
 
 /* Everything up to the first exchange, on this rank alone. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     XD_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
     XD_TRY(xdi_xtoken_provide(x, desc));
@@ -236,7 +236,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     xdi_xtoken x;
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }

@@ -84,7 +84,7 @@ typedef struct xd_xtoken_teacher {
     const int64_t *column_ids;
     double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
-    double weight;             /* 0 -> 1 */
+    double weight;             /* omega_i, without a score; 0: it is left out */
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
@@ -136,23 +136,24 @@ typedef struct xd_xtoken_desc {
     xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
     const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
-    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    bool has_ignore_index;      /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
+    int64_t ignore_index;
+    const float *row_weight;  /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
+    double token_denominator; /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
     const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
     int teacher_count;
     xd_xtoken_mode mode;
     xd_xtoken_score score;        /* SUM: NONE -> static weights */
-    double alpha;                 /* of dynamic weights; 0 -> 1 */
+    double alpha;                 /* of dynamic weights; 0: all alike */
     bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
     double temperature;           /* 0 -> 1 */
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
-    int64_t columns;              /* size of J; 0 -> 8192 */
-    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
-    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
-    double ce_weight;             /* 0 -> 0.1 */
-    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
+    int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
+    int64_t tail;     /* GOLD: longest sorted lists, at least 1 */
+    double kd_weight; /* see xd_xtoken_values.balance */
+    double ce_weight; /* one of the terms has a weight that is not 0 */
+    bool balance;     /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
     /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
      * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
      * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
@@ -169,6 +170,11 @@ typedef struct xd_xtoken_desc {
     void *workspace;                          /* NULL -> taken from the allocator for this call */
     size_t workspace_bytes;
 } xd_xtoken_desc;
+
+/* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
+ * teacher of a kind with weight 1. All else is zero. Pure. */
+XD_API xd_xtoken_desc xd_xtoken_defaults(void);
+XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
 
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row, a chunk and a teacher's row; for
  * PROJECTED [tile, J] times 16 bytes (INVARIANT: 33, on a GPU 48), [J] times 16, [V_t] times 8, and on a CPU [J]

@@ -182,15 +182,15 @@ static void sum_and_compare(xd_ctx *ctx, const ProjectedCase &c, const Places &p
     t.x.rows = place<int64_t>(at, p.teacher_rows);
     t.x.places = place<int64_t>(at, p.teacher_places);
     t.x.count = 5;
-    CHECK(kernels.project(&launch, &a) == XD_OK);
-    CHECK(kernels.target(&launch, &t) == XD_OK);
+    CHECK(kernels->project(&launch, &a) == XD_OK);
+    CHECK(kernels->target(&launch, &t) == XD_OK);
     if (c.fixed) return;
     const xd_xtoken_divergence_args d = { student,     teacher,   place<xd_xtoken_chunk>(at, p.chunks),
                                           PLACES,      SLOTS,     c.normalise,
                                           c.reverse,   c.fixed,   nullptr };
     const xd_xtoken_delta_args delta = delta_args_at(ctx, c, p, at);
-    CHECK(kernels.divergence(&launch, &d) == XD_OK);
-    CHECK(kernels.delta(&launch, &delta) == XD_OK);
+    CHECK(kernels->divergence(&launch, &d) == XD_OK);
+    CHECK(kernels->delta(&launch, &delta) == XD_OK);
 }
 
 static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool fixed) {
@@ -265,7 +265,7 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
                 to, matrix_at(ctx, p, at), place<double>(at, p.student_cells), delta, chunks, nullptr
             };
             const xd_xtoken_mean_gradient_args b = { to, place<float>(at, p.u), 0.7, delta, chunks };
-            CHECK((with_matrix ? kernels.project_gradient(&launch, &a) : kernels.mean_gradient(&launch, &b)) == XD_OK);
+            CHECK((with_matrix ? kernels->project_gradient(&launch, &a) : kernels->mean_gradient(&launch, &b)) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     const size_t g = c.in_place ? p.student : p.gradient;

@@ -176,7 +176,7 @@ static void compare_lists(Pair *pair, const ListsCase &c, uint64_t seed) {
             if (c.fixed) return;
             CHECK(kernels->list_divergence(&launch, &a) == XD_OK);
             a.cells = place<double>(at, p.deltas);
-            CHECK(kernels.list_delta(&launch, &a) == XD_OK);
+            CHECK(kernels->list_delta(&launch, &a) == XD_OK);
             lists_gradient(ctx, c, p, at);
         });
     const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };

@@ -102,10 +102,10 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
                                           COUNT };
             const int64_t *ids_at = place<int64_t>(at, list);
             xd_xtoken_pick_args p = { work, ids_at, k, 0.7, false, place<double>(at, picked) };
-            CHECK(kernels.pick(&launch, &p) == XD_OK);
+            CHECK(kernels->pick(&launch, &p) == XD_OK);
             p.add = true;
             p.scale = 0.3;
-            CHECK(kernels.pick(&launch, &p) == XD_OK);
+            CHECK(kernels->pick(&launch, &p) == XD_OK);
             const xd_xtoken_compare_args c = { place<double>(at, student),
                                                place<double>(at, teacher),
                                                place<xd_xtoken_chunk>(at, chunks_at),
@@ -114,9 +114,9 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
                                                1.7,
                                                1.3,
                                                reverse };
-            CHECK(kernels.compare(&launch, &c) == XD_OK);
+            CHECK(kernels->compare(&launch, &c) == XD_OK);
             const xd_xtoken_slots_args s = { ids_at, k, vocabulary, place<int32_t>(at, slots) };
-            CHECK(kernels.slots(&launch, &s) == XD_OK);
+            CHECK(kernels->slots(&launch, &s) == XD_OK);
             xd_xtoken_pick_gradient_args g = {};
             g.to.x = work;
             g.to.rows = rows_at(at, gradient, dtype, shape);
@@ -127,7 +127,7 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
             g.dy = c.student;
             g.chunks = c.chunks;
             g.scratch = place<float>(at, slope);
-            CHECK(kernels.pick_gradient(&launch, &g) == XD_OK);
+            CHECK(kernels->pick_gradient(&launch, &g) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_each(a + picked, b + picked, COUNT * k, 1e-15);

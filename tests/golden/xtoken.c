@@ -153,6 +153,7 @@ static bool read_teacher(xtoken_case *x, int index) {
     t->width = logits.shape[2];
     t->logits = golden_f32(c, &logits);
     t->desc.vocabulary = t->width;
+    t->desc.weight = 1.0;
     if (golden_numbers(c, "cfg.teacher_vocab_sizes", sizes, XTOKEN_TEACHERS) > index)
         t->desc.vocabulary = (int64_t)sizes[index];
     if (golden_numbers(c, "cfg.teacher_weights", omegas, XTOKEN_TEACHERS) > index)
@@ -171,10 +172,10 @@ static void read_settings(xtoken_case *x) {
     d->temperature = golden_number(c, "cfg.temperature", 1.0);
     d->reverse = golden_flag(c, "cfg.reverse_kl", false);
     d->exact_only = golden_flag(c, "cfg.exact_token_match_only", false);
-    d->columns = (int64_t)golden_number(c, "cfg.vocab_topk", 0.0);
-    d->tail = (int64_t)golden_number(c, "cfg.uncommon_topk", 0.0);
+    d->columns = (int64_t)golden_number(c, "cfg.vocab_topk", 8192.0);
+    d->tail = (int64_t)golden_number(c, "cfg.uncommon_topk", 8192.0);
     d->kd_weight = golden_number(c, "cfg.kl_loss_weight", 1.0);
-    d->ce_weight = golden_number(c, "cfg.ce_loss_scale", 0.0);
+    d->ce_weight = golden_number(c, "cfg.ce_loss_scale", 0.1);
     d->balance = golden_flag(c, "cfg.dynamic_loss_scaling", false);
     d->alpha = golden_number(c, "cfg.alpha", 1.0);
     d->normalise_by_vocabulary = golden_flag(c, "cfg.normalize_teacher_by_vocab", false);
@@ -381,7 +382,7 @@ static bool kd_claims(const golden_case *c) {
 static void kd_run(golden_case *c) {
     xtoken_case x;
     if (xtoken_open(c, &x)) {
-        x.desc.ce_weight = 1e-300; /* no cross entropy in the gradient: 0 would be the default */
+        x.desc.ce_weight = 0.0; /* no cross entropy in the gradient */
         if (sharded_run(c, x.sequences, x.length, x.width, xtoken_body, &x)) {
             double *kd = sharded_values(c), accuracy = ratio(x.values[0].right, x.values[0].tokens);
             const int ranks = (int)(golden_number(c, "cfg.tp", 1.0) * golden_number(c, "cfg.cp", 1.0));

@@ -29691,6 +29691,8 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
+/* That of a loss over `rows` rows; its two weights are zero yet. */
+XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* int64 words of workspace that begin and end share */
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);
@@ -30295,6 +30297,23 @@ static int xdi_reduction_ranks(const xdi_reduction *in) {
     return in->comm ? xd_comm_size(in->comm) : 1;
 }
 
+XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows) {
+    xdi_reduction in;
+    memset(&in, 0, sizeof in);
+    in.positions.count = rows;
+    in.positions.labels = common->labels;
+    in.positions.has_ignore_index = common->has_ignore_index;
+    in.positions.ignore_index = common->ignore_index;
+    in.positions.mask = common->mask;
+    in.positions.weights = common->row_weight;
+    in.scale = common->scale;
+    in.denominator = common->denominator;
+    in.denominator_value = common->denominator_value;
+    in.comm = common->comm;
+    in.status = common->status;
+    return in;
+}
+
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
     XD_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
@@ -30388,18 +30407,7 @@ XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
 }
 
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
-    xdi_reduction in;
-    in.positions.count = d->student.rows;
-    in.positions.labels = d->common.labels;
-    in.positions.has_ignore_index = d->common.has_ignore_index;
-    in.positions.ignore_index = d->common.ignore_index;
-    in.positions.mask = d->common.mask;
-    in.positions.weights = d->common.row_weight;
-    in.scale = d->common.scale;
-    in.denominator = d->common.denominator;
-    in.denominator_value = d->common.denominator_value;
-    in.comm = d->common.comm;
-    in.status = d->common.status;
+    xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
     if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
@@ -31269,19 +31277,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
-    xdi_reduction in;
-    in.positions.count = d->student.rows;
-    in.positions.labels = d->common.labels;
-    in.positions.has_ignore_index = d->common.has_ignore_index;
-    in.positions.ignore_index = d->common.ignore_index;
-    in.positions.mask = d->common.mask;
-    in.positions.weights = d->common.row_weight;
-    in.scale = d->common.scale;
-    in.denominator = d->common.denominator;
-    in.denominator_value = d->common.denominator_value;
-    in.comm = d->common.comm;
-    in.status = d->common.status;
-    in.hard_weight = 0.0;
+    xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
 }
@@ -42188,4 +42184,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac88b4b04a8516de1a89411d0c9894e70a097446a1ff8b5b9a1a4bd7ea4f625f */
+/* xdistill sha256 936c31a51105bb6522c2235fecb08a4309d49141eed8c80c9e67bdb1c461b122 */

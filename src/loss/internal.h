@@ -42,6 +42,8 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
+/* That of a loss over `rows` rows; its two weights are zero yet. */
+XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* int64 words of workspace that begin and end share */
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);

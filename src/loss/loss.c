@@ -19,18 +19,7 @@ XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
 }
 
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
-    xdi_reduction in;
-    in.positions.count = d->student.rows;
-    in.positions.labels = d->common.labels;
-    in.positions.has_ignore_index = d->common.has_ignore_index;
-    in.positions.ignore_index = d->common.ignore_index;
-    in.positions.mask = d->common.mask;
-    in.positions.weights = d->common.row_weight;
-    in.scale = d->common.scale;
-    in.denominator = d->common.denominator;
-    in.denominator_value = d->common.denominator_value;
-    in.comm = d->common.comm;
-    in.status = d->common.status;
+    xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
     if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)

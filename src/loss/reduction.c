@@ -20,6 +20,23 @@ static int xdi_reduction_ranks(const xdi_reduction *in) {
     return in->comm ? xd_comm_size(in->comm) : 1;
 }
 
+XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows) {
+    xdi_reduction in;
+    memset(&in, 0, sizeof in);
+    in.positions.count = rows;
+    in.positions.labels = common->labels;
+    in.positions.has_ignore_index = common->has_ignore_index;
+    in.positions.ignore_index = common->ignore_index;
+    in.positions.mask = common->mask;
+    in.positions.weights = common->row_weight;
+    in.scale = common->scale;
+    in.denominator = common->denominator;
+    in.denominator_value = common->denominator_value;
+    in.comm = common->comm;
+    in.status = common->status;
+    return in;
+}
+
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
     XD_REQUIRE(ctx, isfinite(in->hard_weight) && isfinite(in->soft_weight), XD_ERROR_ARGUMENT,
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);

@@ -33,19 +33,7 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
-    xdi_reduction in;
-    in.positions.count = d->student.rows;
-    in.positions.labels = d->common.labels;
-    in.positions.has_ignore_index = d->common.has_ignore_index;
-    in.positions.ignore_index = d->common.ignore_index;
-    in.positions.mask = d->common.mask;
-    in.positions.weights = d->common.row_weight;
-    in.scale = d->common.scale;
-    in.denominator = d->common.denominator;
-    in.denominator_value = d->common.denominator_value;
-    in.comm = d->common.comm;
-    in.status = d->common.status;
-    in.hard_weight = 0.0;
+    xdi_reduction in = xdi_reduction_of(&d->common, d->student.rows);
     in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
     return in;
 }

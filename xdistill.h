@@ -465,6 +465,16 @@ typedef struct xd_status {
  * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
+/* `rows` rows of `columns` elements, one behind the other. Pure. */
+XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
+
+/* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
+ * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
+ * ones at least as wide, as for labels of 32 bits. Local; on a GPU nothing waits. Errors, nothing written: DTYPE for other
+ * pairs, ARGUMENT for a negative count. */
+XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
+                         int64_t count);
+
 /* How elements of several ranks become one. */
 typedef enum xd_reduce_op {
     XD_SUM = 0,
@@ -17318,6 +17328,27 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
     return memory->synchronize(&launch);
 }
 
+XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns) {
+    const xd_rows out = { (void *)(uintptr_t)data, dtype, rows, columns, columns };
+    return out;
+}
+
+/* Nothing is cut off: what a float would lose in an integer has no one meaning. */
+static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
+    return xd_dtype_is_floating(to) ||
+           (!xd_dtype_is_floating(from) && xd_dtype_size(to) >= xd_dtype_size(from));
+}
+
+XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
+                         int64_t count) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_cast_array array = { to, from, count, to_dtype, from_dtype };
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld elements to convert", (long long)count);
+    XD_REQUIRE(ctx, xdi_cast_keeps(to_dtype, from_dtype), XD_ERROR_DTYPE,
+               "cannot convert %s to %s without loss", xd_dtype_name(from_dtype), xd_dtype_name(to_dtype));
+    return xd_ctx_kernels(ctx)->optimizer.cast(&launch, &array, 1);
+}
+
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -31351,6 +31382,19 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
 
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
+/* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
+static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
+    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
+    plan->student.sums = plan->send;
+    plan->student.values = (double *)(void *)(plan->send + sums);
+    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->teacher.order = plan->student.order;
+    if (!plan->d.teacher.data) return;
+    plan->teacher.sums = plan->send + plan->side_words;
+    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+}
+
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
@@ -31380,7 +31424,6 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
         at[i] = arena->base ? arena->base + offset : NULL;
     }
     if (!arena->base) return true;
-    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->row_scale = (double *)(void *)at[0];
     plan->send = (int64_t *)(void *)at[1];
     plan->all = (int64_t *)(void *)at[2];
@@ -31397,14 +31440,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->words = (int64_t *)(void *)at[13];
     plan->candidates.mine = (int64_t *)(void *)at[14];
     plan->candidates.all = plan->candidates.mine + candidates / word;
-    plan->student.sums = plan->send;
-    plan->student.values = (double *)(void *)(plan->send + sums);
-    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
-    plan->student.ids = plan->teacher.ids = plan->ids;
-    plan->teacher.order = plan->student.order;
-    if (!plan->d.teacher.data) return true;
-    plan->teacher.sums = plan->send + plan->side_words;
-    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    xdi_topk_kl_share(plan);
     return true;
 }
 
@@ -42184,4 +42220,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 936c31a51105bb6522c2235fecb08a4309d49141eed8c80c9e67bdb1c461b122 */
+/* xdistill sha256 9a29f296b6ca859c8942d40c9aa54013121f5b93cce605a9595ad2ea90802b10 */

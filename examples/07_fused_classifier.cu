@@ -50,9 +50,7 @@ static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float 
                              int B, int T, int V, int P, bool write_dlogits, cudaStream_t stream) {
     xd_loss_desc desc = {};
     xd_ctx_set_stream(c->ctx, stream);
-    const xd_launch launch = xd_ctx_launch(c->ctx);
-    const xd_cast_array cast = { c->labels, targets, (int64_t)B * T, XD_DTYPE_I64, XD_DTYPE_I32 };
-    if (xd_ctx_kernels(c->ctx)->optimizer.cast(&launch, &cast, 1) != XD_OK) return false;
+    if (xd_cast(c->ctx, c->labels, XD_DTYPE_I64, targets, XD_DTYPE_I32, (int64_t)B * T) != XD_OK) return false;
     desc.student = { logits, dtype, (int64_t)B * T, V, P };
     if (write_dlogits) desc.common.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
     desc.common.labels = c->labels;

@@ -216,6 +216,30 @@ XD_TEST(refusals_without_a_context_tell_the_logger) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(elements_are_converted_where_nothing_is_cut_off) {
+    const int32_t labels[3] = { 7, -100, 2147483647 };
+    const float numbers[3] = { 1.0f, 1.00390625f, -65504.0f }; /* the second lies between two bf16 */
+    int64_t wide[3] = { 0 };
+    double doubles[3] = { 0.0 };
+    uint16_t narrow[3] = { 0 };
+    xd_ctx *ctx = NULL;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    CHECK_EQ_INT(xd_cast(ctx, wide, XD_DTYPE_I64, labels, XD_DTYPE_I32, 3), XD_OK);
+    CHECK(wide[0] == 7 && wide[1] == -100 && wide[2] == 2147483647);
+    CHECK_EQ_INT(xd_cast(ctx, doubles, XD_DTYPE_F64, labels, XD_DTYPE_I32, 3), XD_OK);
+    CHECK(doubles[1] == -100.0);
+    CHECK_EQ_INT(xd_cast(ctx, narrow, XD_DTYPE_BF16, numbers, XD_DTYPE_F32, 3), XD_OK);
+    CHECK(xd_f32_from_bf16(narrow[0]) == 1.0f && xd_f32_from_bf16(narrow[1]) == 1.0f); /* ties to even */
+    CHECK_EQ_INT(xd_cast(ctx, wide, XD_DTYPE_I64, numbers, XD_DTYPE_F32, 3), XD_ERROR_DTYPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "F32 to I64") != NULL);
+    CHECK_EQ_INT(xd_cast(ctx, narrow, XD_DTYPE_I32, wide, XD_DTYPE_I64, 1), XD_ERROR_DTYPE);
+    CHECK_EQ_INT(xd_cast(ctx, wide, XD_DTYPE_I64, labels, XD_DTYPE_I32, -1), XD_ERROR_ARGUMENT);
+    CHECK(wide[0] == 7);
+    const xd_rows rows = xd_rows_of(numbers, XD_DTYPE_F32, 1, 3);
+    CHECK(rows.data == numbers && rows.rows == 1 && rows.cols == 3 && rows.stride == 3);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(an_error_keeps_message_place_rank_and_culprit) {
     log_book book;
     xd_ctx *ctx = NULL;

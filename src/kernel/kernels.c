@@ -148,6 +148,27 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
     return memory->synchronize(&launch);
 }
 
+XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns) {
+    const xd_rows out = { (void *)(uintptr_t)data, dtype, rows, columns, columns };
+    return out;
+}
+
+/* Nothing is cut off: what a float would lose in an integer has no one meaning. */
+static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
+    return xd_dtype_is_floating(to) ||
+           (!xd_dtype_is_floating(from) && xd_dtype_size(to) >= xd_dtype_size(from));
+}
+
+XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
+                         int64_t count) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_cast_array array = { to, from, count, to_dtype, from_dtype };
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld elements to convert", (long long)count);
+    XD_REQUIRE(ctx, xdi_cast_keeps(to_dtype, from_dtype), XD_ERROR_DTYPE,
+               "cannot convert %s to %s without loss", xd_dtype_name(from_dtype), xd_dtype_name(to_dtype));
+    return xd_ctx_kernels(ctx)->optimizer.cast(&launch, &array, 1);
+}
+
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op) {
     const xd_launch launch = xd_ctx_launch(ctx);

@@ -29,6 +29,16 @@ typedef struct xd_status {
  * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
+/* `rows` rows of `columns` elements, one behind the other. Pure. */
+XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
+
+/* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
+ * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
+ * ones at least as wide, as for labels of 32 bits. Local; on a GPU nothing waits. Errors, nothing written: DTYPE for other
+ * pairs, ARGUMENT for a negative count. */
+XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
+                         int64_t count);
+
 /* How elements of several ranks become one. */
 typedef enum xd_reduce_op {
     XD_SUM = 0,

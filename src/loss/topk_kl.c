@@ -107,6 +107,19 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
 
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
+/* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
+static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
+    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
+    plan->student.sums = plan->send;
+    plan->student.values = (double *)(void *)(plan->send + sums);
+    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->teacher.order = plan->student.order;
+    if (!plan->d.teacher.data) return;
+    plan->teacher.sums = plan->send + plan->side_words;
+    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+}
+
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
@@ -136,7 +149,6 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
         at[i] = arena->base ? arena->base + offset : NULL;
     }
     if (!arena->base) return true;
-    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->row_scale = (double *)(void *)at[0];
     plan->send = (int64_t *)(void *)at[1];
     plan->all = (int64_t *)(void *)at[2];
@@ -153,14 +165,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->words = (int64_t *)(void *)at[13];
     plan->candidates.mine = (int64_t *)(void *)at[14];
     plan->candidates.all = plan->candidates.mine + candidates / word;
-    plan->student.sums = plan->send;
-    plan->student.values = (double *)(void *)(plan->send + sums);
-    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
-    plan->student.ids = plan->teacher.ids = plan->ids;
-    plan->teacher.order = plan->student.order;
-    if (!plan->d.teacher.data) return true;
-    plan->teacher.sums = plan->send + plan->side_words;
-    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    xdi_topk_kl_share(plan);
     return true;
 }
 

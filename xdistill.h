@@ -31380,8 +31380,6 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
-/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
- * fit. */
 /* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
 static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
@@ -31395,6 +31393,8 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
 }
 
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
+ * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
@@ -42220,4 +42220,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9a29f296b6ca859c8942d40c9aa54013121f5b93cce605a9595ad2ea90802b10 */
+/* xdistill sha256 132aff7ba04a6a0970ed3ec1edc1a65403f351911f60310d6512499f742a19f0 */

@@ -105,8 +105,6 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
-/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
- * fit. */
 /* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
 static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
@@ -120,6 +118,8 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
 }
 
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
+ * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;

@@ -590,19 +590,15 @@ static __device__ inline int64_t xdi_cuda_xtoken_place(const int64_t *ids, int64
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_product_back_kernel(const __grid_constant__ xd_xtoken_product_args a) {
     const int64_t row = (int64_t)blockIdx.x, *begin = a.projection.row_begin + a.first;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < a.rows.cols;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        xdi_cuda_eight out = {};
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            double sum = 0.0;
-            for (int64_t e = c + i < a.columns ? begin[c + i] : 0; c + i < a.columns && e < begin[c + i + 1]; e++) {
-                const int64_t j = xdi_cuda_xtoken_place(a.ids, a.k, a.projection.teacher_id[e]);
-                if (j < 0) continue;
-                sum = __dadd_rn(sum, __dmul_rn((double)a.projection.weight[e], a.weight[row * a.k + j]));
-            }
-            out.at[i] = (float)sum;
+    for (int64_t c = (int64_t)threadIdx.x; c < a.rows.cols; c += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t end = c < a.columns ? begin[c + 1] : 0;
+        double sum = 0.0;
+        for (int64_t e = c < a.columns ? begin[c] : 0; e < end; e++) {
+            const int64_t j = xdi_cuda_xtoken_place(a.ids, a.k, a.projection.teacher_id[e]);
+            if (j < 0) continue;
+            sum = __dadd_rn(sum, __dmul_rn((double)a.projection.weight[e], a.weight[row * a.k + j]));
         }
-        xdi_cuda_write_any(a.rows, row, c, a.rows.cols, out);
+        xdi_cuda_set_element(a.rows, row, c, (float)sum);
     }
 }
 

@@ -25,7 +25,7 @@ steps() {
     # optimizer sees, and C without it. These objects serve the tests.
     for cc in gcc clang; do
         for corner in c99:O3 c++17:O3 c99:O0:-fno-pie; do echo "compile:$cc:$corner"; done
-        for std in c99 c11 gnu11 c++11 c++17; do echo "declarations:$cc:$std"; done
+        for std in c99 c11 gnu11 c++11 c++17 c++20; do echo "declarations:$cc:$std"; done
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done

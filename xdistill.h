@@ -1372,7 +1372,7 @@ typedef struct xd_loss_desc {
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
-    xd_loss_common common; /* labels NULL -> soft loss only */
+    xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
@@ -1409,7 +1409,7 @@ typedef struct xd_head {
 /* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
  * time, so memory does not grow with T times V. */
 typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, gradient and workspace, which stay zero. The teacher may be logits
+    /* All of xd_loss_desc but student, common.gradient and common.workspace, which stay zero. The teacher may be logits
      * here, or the head below, or neither. row counts are those of student.hidden. */
     xd_loss_desc loss;
     xd_head student; /* required */
@@ -39349,6 +39349,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
+    if (d.columns <= 0 || d.tail <= 0) return 0;
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }
@@ -42220,4 +42221,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 132aff7ba04a6a0970ed3ec1edc1a65403f351911f60310d6512499f742a19f0 */
+/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */

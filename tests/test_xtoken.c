@@ -395,7 +395,8 @@ XD_TEST(bad_settings_are_refused_with_their_numbers) {
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "-1 columns");
     c.d.tail = -2;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "tail of -2");
-    c.d.columns = 0; /* zero is zero: no column is no loss */
+    c.d.columns = 0; /* zero is zero: no column is no loss, and no workspace */
+    CHECK_EQ_INT(xd_xtoken_workspace_bytes(&c.d), 0);
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "0 columns");
     c.d.kd_weight = c.d.ce_weight = 0.0;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is 0, kd_weight 0");

@@ -13,7 +13,7 @@ typedef struct xd_head {
 /* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
  * time, so memory does not grow with T times V. */
 typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, gradient and workspace, which stay zero. The teacher may be logits
+    /* All of xd_loss_desc but student, common.gradient and common.workspace, which stay zero. The teacher may be logits
      * here, or the head below, or neither. row counts are those of student.hidden. */
     xd_loss_desc loss;
     xd_head student; /* required */

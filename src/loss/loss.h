@@ -40,7 +40,7 @@ typedef struct xd_loss_desc {
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
-    xd_loss_common common; /* labels NULL -> soft loss only */
+    xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.

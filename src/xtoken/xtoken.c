@@ -237,6 +237,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
+    if (d.columns <= 0 || d.tail <= 0) return 0;
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }

@@ -76,7 +76,7 @@ golden-levels: build/golden ## the same on every CPU level of this machine and i
 .PHONY: build-tests
 build-tests: $(tests)
 
-test_includes = -I$(test_header) -Itests
+test_includes = -I$(test_header) -Itests/helpers
 whole_test_cc = $(test_cc) $(test_includes)
 dependencies = -MMD -MP -MF $@.d -MT $@
 
@@ -99,7 +99,7 @@ build/golden: $(golden_objects) $(golden_implementation) | build
 	$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
-	$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests $(dependencies) -c $< -o $@
+	$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
 
 build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
 	$(CC) -std=c99 -O2 $(warnings) -Isrc $(dependencies) -c $< -o $@
@@ -199,8 +199,8 @@ endif
 .PHONY: build-mpi
 build-mpi: $(mpi_tests)
 
-build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/*.h) xdistill_mpi.h $(library) | build/mpi
-	mpicc -std=c99 -O1 -g $(linked) -I. -Itests $< $(library) -o $@ $(LIBS)
+build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
+	mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 
 cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list what its kernels take
 ifeq ($(shell command -v $(NVCC)),)
@@ -228,7 +228,7 @@ api: ## write build/api.json and a ctypes binding from xdistill.h, and accept it
 	@CC="$(CC)" $(PYTHON) tools/api.py --accept
 
 # Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
-formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/golden/*.[ch] tests/mpi/*.[ch]) \
+formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
     $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c examples/*/*.[ch])
 
 format: ## lay out the sources with clang-format of the version that .clang-format names

@@ -245,7 +245,7 @@ step_tests() {
     hostile_cxx) unit gcc gnu++17 O3 $hostile && more=-lstdc++ sources=$(grep -LE "\\<($private)" tests/test_*.c) ;;
     esac || return 1
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
-    suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests" test_implementation="$unit" test_libs="-lm -lpthread $more" \
+    suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit" test_libs="-lm -lpthread $more" \
         ${own:+test_objects="$dir" test_cc="$own" test_header=.}
 }
 
@@ -291,7 +291,7 @@ step_levels() {
         XDISTILL_CPU=$level suites "$dir" "$losses" test_implementation="$unit" || return 1
     done
     suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact.c)" test_implementation="$unit" \
-        whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests"
+        whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests/helpers"
 }
 
 # Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,

@@ -70,7 +70,7 @@ compile_golden() {
     [ -n "$golden" ] || return 0
     mkdir -p "$out/golden.o" || return 1
     for source in tests/golden/*.c; do
-        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DGOLDEN_CUDA -I"$header" -Itests -c "$source" \
+        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DGOLDEN_CUDA -I"$header" -Itests/helpers -c "$source" \
             -o "$out/golden.o/$(basename "$source" .c).o" || return 1
     done
 }
@@ -85,7 +85,7 @@ build_emulated() {
     $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
-        $cxx $EMU_HOST -O1 $warn -I"$header" -Itests -c "$test" -o "$out/$name.o" || return 1
+        $cxx $EMU_HOST -O1 $warn -I"$header" -Itests/helpers -c "$test" -o "$out/$name.o" || return 1
         $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
             return 1
     done
@@ -158,7 +158,7 @@ run_gpu() {
         { fail "cannot build the unit"; return; }
     for test in $tests; do
         name=$(basename "$test" .cpp)
-        $nvcc -O1 -I"$header" -Itests -x cu -c "$test" -o "$out/$name.o" &&
+        $nvcc -O1 -I"$header" -Itests/helpers -x cu -c "$test" -o "$out/$name.o" &&
             $nvcc "$out/$name.o" "$out/unit.o" "$out/library.o" -o "$out/$name" -lpthread -lm ||
             { fail "cannot build $name"; continue; }
         run "$name" "$out/$name"

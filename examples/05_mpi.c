@@ -15,12 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { POSITIONS = 8, VOCABULARY = 1001 };
 
 static float logit(int64_t position, int64_t id) { return 4.0f * cosf((float)(position + 7 * id)); }
@@ -41,17 +35,17 @@ static xd_result run_rank(xd_comm *world, double *loss) {
     xd_vocab *vocab;
     xd_loss_values values;
     int64_t label[POSITIONS];
-    TRY(xd_vocab_create_even(ctx, world, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create_even(ctx, world, VOCABULARY, &vocab));
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
 
     float *logits = malloc((size_t)(POSITIONS * columns + 1) * sizeof *logits);
-    TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) logits[t * columns + c] = logit(t, info.begin + c);
     }
-    TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
+    XD_TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
                                       .common.labels = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
     *loss = values.loss;
     free(logits);

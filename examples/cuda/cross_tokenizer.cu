@@ -1,9 +1,9 @@
 /* A teacher with another tokenizer: two vocabularies, the projection between them, a text that both cut, and the
  * projected KL over the chunks they share, with its gradient, on the CPU and on a GPU side by side.
  *
- *     nvcc -O2 -arch=sm_90 examples/08_cross_tokenizer.cu xdistill_cuda.cu -o cross_tokenizer */
+ *     nvcc -O2 -arch=sm_90 examples/cuda/cross_tokenizer.cu xdistill_cuda.cu -o cross_tokenizer */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>

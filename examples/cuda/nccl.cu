@@ -1,14 +1,14 @@
 /* Several GPUs over NCCL, one process each: a student learns from teachers of which every rank has one.
  *
- *     nvcc -O2 -arch=sm_90 examples/09_nccl.cu xdistill_cuda.cu -lnccl -o many
+ *     nvcc -O2 -arch=sm_90 examples/cuda/nccl.cu xdistill_cuda.cu -lnccl -o many
  *     for rank in 0 1 2 3; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 ./many & done; wait
  *
  * The variables are those that launchers set; without them there is one rank. The loss is the mean over the ranks of
  * KL(teacher_r || student), so the best student is the mean of the teachers, which main works out by itself. Losses,
  * sums of gradients and optimizer steps follow one another on the stream; the host waits for values it prints only. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
-#include "../xdistill_nccl.h"
+#include "../../xdistill.h"
+#include "../../xdistill_nccl.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /* A drop-in for trainers in the manner of llm.c: cross entropy and its gradient in place, one call a micro-batch.
  *
- *     nvcc -O2 -arch=sm_90 examples/07_fused_classifier.cu xdistill_cuda.cu -o classifier
+ *     nvcc -O2 -arch=sm_90 examples/cuda/fused_classifier.cu xdistill_cuda.cu -o classifier
  *
  * fused_classifier has the argument list that such trainers have already; what the library needs beside it is made once,
  * by classifier_create. main compares it with a plain loop. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>

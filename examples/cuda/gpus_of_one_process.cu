@@ -1,11 +1,11 @@
 /* All GPUs of one process, a thread each: a cross entropy whose vocabulary is cut over them.
  *
- *     nvcc -O2 -arch=sm_90 examples/10_gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
+ *     nvcc -O2 -arch=sm_90 examples/cuda/gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
  *
  * Nothing but threads joins the ranks, and they may share a GPU: with one card there are two ranks all the same. No rank
  * holds a whole row of logits, and the answer is compared with one that does. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>

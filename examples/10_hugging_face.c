@@ -2,7 +2,6 @@
  *
  *     cc -std=c99 -O2 examples/10_hugging_face.c -o hf -lm -lpthread
  *     ./hf [FROM TO]         TO must exist; copies of FROM's config.json and tokenizer.json make it a model
- *
  * What learns is the head, which is the embedding too. Its rows stand for the hidden states that layers would make. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
@@ -47,17 +46,18 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
     return XD_OK;
 }
 
-/* All tensors of the one file again, `name` with new values. */
-static xd_result save(xd_ctx *ctx, const xd_safetensors *from, const char *directory, const void *values) {
+/* All tensors again, `name` with new values. */
+static xd_result save(xd_ctx *ctx, const xd_safetensors *from, const char *to, const void *values) {
     const int64_t count = xd_safetensors_count(from);
     xd_safetensors_entry *entries = calloc((size_t)count, sizeof *entries);
+    const xd_weights_writer_desc desc = { .entries = entries, .entry_count = count };
     xd_weights_writer *writer = NULL;
     if (!entries) return XD_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++) {
         const xd_safetensors_info *info = xd_safetensors_at(from, i);
         entries[i] = (xd_safetensors_entry){ info->name, info->dtype, info->ndim, info->shape };
     }
-    xd_result result = xd_weights_writer_create(ctx, directory, &(xd_weights_writer_desc){ entries, count }, &writer);
+    xd_result result = xd_weights_writer_create(ctx, to, &desc, &writer);
     for (int64_t i = 0; i < count && result == XD_OK; i++) {
         const xd_safetensors_info *info = xd_safetensors_at(from, i);
         const void *data = strcmp(info->name, name) == 0 ? values : xd_safetensors_data(from, i);

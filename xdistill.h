@@ -3033,10 +3033,13 @@ typedef struct xd_optimizer_step_desc {
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema
-        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
-                         * bit. When it was created over the optimizer's own list it costs one pass over memory
-                         * instead of two. NULL -> none */
+    struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
+                                     * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
+                                     * The first that averages and was created over the optimizer's own list costs
+                                     * one pass over memory instead of two, so the order among them is open: an
+                                     * average of another one's shadows has a call of its own. NULL when there are
+                                     * none */
+    int average_count;
 } xd_optimizer_step_desc;
 
 /* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
@@ -3072,8 +3075,8 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
- * written then. */
+ * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
+ * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 
@@ -22814,25 +22817,50 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
+/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
+    XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
+               "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
+    for (int i = 0; i < d->average_count; i++) {
+        XD_REQUIRE(ctx, d->averages[i], XD_ERROR_ARGUMENT, "average %d of %d is NULL", i, d->average_count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
+                       "averages %d and %d are the same one", k, i);
+        XD_TRY(xdi_ema_unchanged(d->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                                xd_update_args *args) {
+    for (int i = 0; i < d->average_count; i++)
+        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
+    return -1;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
-    const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_status *status = desc ? desc->status : NULL;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
-    xd_ema *ema = desc ? desc->ema : NULL;
-    if (xdi_train_refused(optimizer->ctx, status)) {
+    xd_optimizer_step_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
+    if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
-    xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XD_TRY(xdi_ema_unchanged(ema));
-    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
+    XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
+    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
+                                                    : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
-    if (!ema) return XD_OK;
-    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
+    for (int i = 0; i < d.average_count; i++)
+        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
+                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+    return XD_OK;
 }
 
 
@@ -42221,4 +42249,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */
+/* xdistill sha256 31282a4233c6226bfbf5bca39605a9441d1c42db8a4da410bb5c33bfcb6c8873 */

@@ -716,7 +716,7 @@ static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
     return XD_OK;
 }
 
-static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, int size, xdi_mpi_world *world) {
+static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, xdi_mpi_world *world) {
     int *most = NULL, found = 0;
     world->comm = MPI_COMM_NULL;
     world->next_group = 2;
@@ -770,7 +770,7 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
     world->holders = 1; /* this function, until the handle exists */
-    xd_result result = xdi_mpi_create_world(ctx, &d, size, world);
+    xd_result result = xdi_mpi_create_world(ctx, &d, world);
     if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
     xdi_mpi_release_world(ctx, world);
     XD_TRY(result);

@@ -301,16 +301,31 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out);
 
 /* >>base/file */
 
-/* How a file is opened. */
+/* How a file is opened: one of the first three, with XD_FILE_DIRECT or without. */
 typedef enum xd_file_mode {
-    XD_FILE_READ = 1,
-    XD_FILE_WRITE_NEW /* create; fail when the name exists */
+    XD_FILE_READ = 1, /* a file that exists, to be read */
+    XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
+    XD_FILE_EXISTING =
+        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
+                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+    XD_FILE_DIRECT =
+        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
+                           * as the file goes; what a file system cannot do so goes the usual way */
 } xd_file_mode;
 
-/* Every file call the library makes. Each returns 0 on success or an errno value. Zero entries mean POSIX; tests
- * replace single entries to make each call fail. `file` is whatever open stored. */
+#define XD_FILE_ALIGNMENT 4096
+
+/* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
+ * `file` is whatever open stored.
+ *
+ * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
+ * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
+ * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
+ * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
+ * a writer that is aborted leaves its temporary file. The table grows at its end. */
 typedef struct xd_files {
-    int (*open)(void *user, const char *path, xd_file_mode mode, intptr_t *file);
+    int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
     int (*read)(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset); /* all or error */
     int (*write)(void *user, intptr_t file, const void *buffer, size_t bytes,
@@ -3033,10 +3048,13 @@ typedef struct xd_optimizer_step_desc {
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema
-        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
-                         * bit. When it was created over the optimizer's own list it costs one pass over memory
-                         * instead of two. NULL -> none */
+    struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
+                                     * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
+                                     * The first that averages and was created over the optimizer's own list costs
+                                     * one pass over memory instead of two, so the order among them is open: an
+                                     * average of another one's shadows has a call of its own. NULL when there are
+                                     * none */
+    int average_count;
 } xd_optimizer_step_desc;
 
 /* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
@@ -3072,8 +3090,8 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
- * written then. */
+ * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
+ * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 
@@ -5674,13 +5692,46 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int xdi_file_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
+/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_DIRECT)
+enum { XDI_FILE_DIRECT = O_DIRECT };
+#elif defined(__O_DIRECT)
+enum { XDI_FILE_DIRECT = __O_DIRECT };
+#else
+enum { XDI_FILE_DIRECT = 0 };
+#endif
+
+/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+static void xdi_file_set_direct(int descriptor, bool direct) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (flags >= 0)
+        (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
+}
+
+static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
-    const int flags = mode == XD_FILE_READ ? O_RDONLY : O_RDWR | O_CREAT | O_EXCL;
+    int flags = O_RDWR;
+    switch (mode & ~(unsigned)XD_FILE_DIRECT) {
+    case XD_FILE_READ: flags = O_RDONLY; break;
+    case XD_FILE_NEW: flags = O_RDWR | O_CREAT | O_EXCL; break;
+    case XD_FILE_EXISTING: break;
+    default: return EINVAL;
+    }
     const int descriptor = open(path, flags | O_CLOEXEC, 0666);
     if (descriptor < 0) return errno;
+    if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
+}
+
+/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
+ * offset or a size that its device cannot take: once, it goes on as any other file. */
+static bool xdi_file_again(int descriptor, bool *usual) {
+    if (errno == EINTR) return true;
+    if (errno != EINVAL || *usual) return false;
+    xdi_file_set_direct(descriptor, false);
+    *usual = true;
+    return true;
 }
 
 static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
@@ -5694,9 +5745,10 @@ static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
 static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     unsigned char *to = (unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t got = pread((int)file, to, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && xdi_file_again((int)file, &usual)) continue;
         if (got < 0) return errno;
         if (got == 0) return EIO;
         to += got;
@@ -5709,9 +5761,10 @@ static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, 
 static int xdi_file_write(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     const unsigned char *from = (const unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t put = pwrite((int)file, from, bytes, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && xdi_file_again((int)file, &usual)) continue;
         if (put < 0) return errno;
         from += put;
         offset += (uint64_t)put;
@@ -5776,9 +5829,10 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a caller's table. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
-    if (!files->open) files->open = xdi_file_open;
+    if (files->open) return; /* the caller's own files */
+    files->open = xdi_file_open;
     if (!files->size) files->size = xdi_file_size;
     if (!files->read) files->read = xdi_file_read;
     if (!files->write) files->write = xdi_file_write;
@@ -6118,6 +6172,10 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
                d->init_timeout_seconds);
     XD_REQUIRE(&nobody, d->threads >= 1 && d->threads <= XDI_THREADS, XD_ERROR_ARGUMENT,
                "%d threads: 1 to %d can be had", d->threads, (int)XDI_THREADS);
+    XD_REQUIRE(&nobody, d->files.size && d->files.read && d->files.close, XD_ERROR_ARGUMENT,
+               "the files have an open of their own, but no size, read or close");
+    XD_REQUIRE(&nobody, !d->files.map || d->files.unmap, XD_ERROR_ARGUMENT,
+               "the files have map, but no unmap");
     XD_REQUIRE(&nobody, xd_cpu_supports(d->cpu), XD_ERROR_UNSUPPORTED,
                "this machine or build has no level %s", xd_cpu_level_name(d->cpu));
     return XD_OK;
@@ -6673,7 +6731,7 @@ static int xdi_publish_open(xd_publish *p) {
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
         snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
-        error = files->open(files->user, p->temporary, XD_FILE_WRITE_NEW, &p->file);
+        error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
     }
     p->open = error == 0;
     return error;
@@ -6681,7 +6739,10 @@ static int xdi_publish_open(xd_publish *p) {
 
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
     const size_t length = strlen(path);
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
+    XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
@@ -6707,6 +6768,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
 
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
+               p->path);
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -6717,6 +6780,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');
+    if (!files->sync_directory) return 0;
     if (!slash) return files->sync_directory(files->user, ".");
     if (slash == p->path) return files->sync_directory(files->user, "/");
     *slash = '\0';
@@ -6729,7 +6793,7 @@ XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_ctx *ctx = p->ctx;
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const char *step = "sync";
-    int error = files->sync(files->user, p->file);
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
     if (error == 0) {
         step = "close";
         error = files->close(files->user, p->file);
@@ -6754,7 +6818,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0]) files->remove(files->user, p->temporary);
+    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
     xd_release(p->ctx, p);
 }
 
@@ -22814,25 +22878,50 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
+/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
+    XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
+               "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
+    for (int i = 0; i < d->average_count; i++) {
+        XD_REQUIRE(ctx, d->averages[i], XD_ERROR_ARGUMENT, "average %d of %d is NULL", i, d->average_count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
+                       "averages %d and %d are the same one", k, i);
+        XD_TRY(xdi_ema_unchanged(d->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                                xd_update_args *args) {
+    for (int i = 0; i < d->average_count; i++)
+        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
+    return -1;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
-    const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_status *status = desc ? desc->status : NULL;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
-    xd_ema *ema = desc ? desc->ema : NULL;
-    if (xdi_train_refused(optimizer->ctx, status)) {
+    xd_optimizer_step_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
+    if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
-    xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XD_TRY(xdi_ema_unchanged(ema));
-    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
+    XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
+    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
+                                                    : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
-    if (!ema) return XD_OK;
-    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
+    for (int i = 0; i < d.average_count; i++)
+        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
+                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+    return XD_OK;
 }
 
 
@@ -23872,7 +23961,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);
-    if (path) files->remove(files->user, path);
+    if (path && files->remove) files->remove(files->user, path);
     xd_release(w->ctx, path);
 }
 
@@ -42221,4 +42310,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */
+/* xdistill sha256 b9cd059920765fa9230d1bbad4d3c6c30451e6a034dfa5286844e9bee54f121b */

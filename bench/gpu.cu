@@ -335,7 +335,8 @@ static bool has_cublas(void) {
 
 static void launch_step(gpu_case *c) {
     xd_optimizer_step_desc desc = {};
-    desc.ema = c->ema;
+    desc.averages = &c->ema;
+    desc.average_count = c->ema != NULL;
     require(c->ctx, xd_optimizer_step(c->optimizer, &desc, NULL));
 }
 

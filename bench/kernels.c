@@ -493,7 +493,7 @@ static void bench_ema(void) {
 /* The parameter's average in the same pass; the naive one takes two, with `shadow` as the average. */
 static void run_adamw_ema(void *state) {
     param_case *c = (param_case *)state;
-    const xd_optimizer_step_desc desc = { .ema = c->ema };
+    const xd_optimizer_step_desc desc = { .averages = &c->ema, .average_count = 1 };
     require(c->ctx, xd_optimizer_step(c->optimizer, &desc, NULL));
 }
 

@@ -55,7 +55,7 @@ static xd_result run_rank(xd_comm *world, double *loss) {
 
 static xd_result join_world(xd_ctx *ctx, xd_comm **world) {
 #if defined(XD_MPI)
-    return xd_comm_mpi(ctx, MPI_COMM_WORLD, world);
+    return xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, world);
 #else
     return xd_comm_self(ctx, world);
 #endif

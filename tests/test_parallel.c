@@ -274,7 +274,8 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
             memset(&step, 0, sizeof step);
             CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
             step.gradient_scale = &norm.coefficient;
-            step.ema = i ? ema : NULL;
+            step.averages = &ema;
+            step.average_count = i;
             CHECK_EQ_INT(xd_optimizer_step(optimizer, &step, NULL), XD_OK);
             if (!i) CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
             keep(out, &norm.norm, sizeof norm.norm);

@@ -194,7 +194,8 @@ extern "C" shim *shim_ema(int, int64_t count, int dtype, void *value, double dec
 
 static void shim_run_adamw(shim *s) {
     xd_optimizer_step_desc desc = {};
-    if (s->together) desc.ema = s->ema;
+    desc.averages = &s->ema;
+    desc.average_count = s->together;
     shim_require(s, xd_optimizer_step(s->optimizer, &desc, NULL));
 }
 

@@ -188,7 +188,8 @@ shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay)
 static void shim_run_adamw(shim *s) {
     xd_optimizer_step_desc desc;
     memset(&desc, 0, sizeof desc);
-    if (s->together) desc.ema = s->ema;
+    desc.averages = &s->ema;
+    desc.average_count = s->together;
     s->result = xd_optimizer_step(s->optimizer, &desc, NULL);
 }
 

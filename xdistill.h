@@ -1926,8 +1926,8 @@ typedef struct xd_votes_pass {
     int64_t foreign_skip_count;
 } xd_votes_pass;
 
-/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
- * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
+/* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
+ * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
  * failure stay. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 
@@ -42221,4 +42221,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */
+/* xdistill sha256 4b0a2259e5b81e92f57931a344b3a473452dbd1363bd5fd4fd4c1fe381868240 */

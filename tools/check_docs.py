@@ -4,6 +4,7 @@
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
   options    README.md's table of options that leave parts out has those of src/xdistill.h
+  names      what prose names exists: check_names.py
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
 """
 
@@ -13,6 +14,8 @@ import re
 import subprocess
 import sys
 import tempfile
+
+from check_names import check_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION = re.compile(r"^XD_API\b[^;{]*?\b(xd_\w+)\s*\(")
@@ -90,7 +93,7 @@ def check_version():
 
 
 def main():
-    complaints = [*check_comments(), *check_options(), *check_version(), *check_snippets()]
+    complaints = [*check_comments(), *check_options(), *check_version(), *check_names(ROOT), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

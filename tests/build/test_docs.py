@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/check_names.py finds and passes over, on a small tree of its own; what docs.py finds wrong with pages."""
+"""What tools/check_names.py and the check of the index find and pass over, on a small tree; what docs.py finds wrong."""
 
 import pathlib
 import sys
@@ -8,6 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
+from check_docs import check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from render_markdown import Page  # noqa: E402
 
@@ -61,6 +62,12 @@ class Names(unittest.TestCase):
     def test_reads_the_newest_section_of_the_changelog_only(self):
         text = FILES["CHANGELOG.md"].replace("xd_old ", "xd_oldest ")
         self.assertEqual(self.found("CHANGELOG.md", text), ["CHANGELOG.md:5: there is no xd_oldest"])
+
+    def test_finds_names_that_the_index_lacks(self):
+        self.write("docs/api.txt", "version 1.0.0\npolicy open\n\nstruct xd_low\n    int depth\n\nenum xd_kind\n    XD_KIND_A = 0\n"
+                   "\nvalue XD_LOW_ONE = 1\n\nfunction int xd_low_make(void)\n")
+        self.write("docs/index.md", "`xd_low`, `xd_kind`, `XD_LOW_ONE`: all but one.\n")
+        self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low_make is missing"])
 
     def test_knows_the_past_from_the_table_of_renames_alone(self):
         self.assertEqual(self.found("README.md", "xd_old\n"), ["README.md:1: there is no xd_old"])

@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api clean
+.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -226,6 +226,9 @@ amalgamate: ## write the generated headers from src/
 
 api: ## write build/api.json and a ctypes binding from xdistill.h, and accept its users' part into docs/api.txt
 	@CC="$(CC)" $(PYTHON) tools/api.py --accept
+
+docs: ## write a browsable reference of the interface and these pages into build/docs/index.html
+	@CC="$(CC)" $(PYTHON) tools/docs.py
 
 # Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \

@@ -1941,8 +1941,8 @@ typedef struct xd_votes_pass {
     int64_t foreign_skip_count;
 } xd_votes_pass;
 
-/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
- * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
+/* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
+ * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
  * failure stay. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 
@@ -42310,4 +42310,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b9cd059920765fa9230d1bbad4d3c6c30451e6a034dfa5286844e9bee54f121b */
+/* xdistill sha256 d2b4d051598282d993c192cd0b1214517c51fde7fbdef0fa5c390b3ded7988a6 */

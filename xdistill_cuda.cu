@@ -1372,7 +1372,7 @@ struct xdi_cuda_update_scalars {
     bool scaled, fresh;
 };
 
-/* base^exponent in the order of the host: xdi_optimizer_power. */
+/* base^exponent in the order of the host: xdi_update_power. */
 static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
     double power = 1.0;
     for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
@@ -8241,4 +8241,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 301fe02f016e18fe4b48fa0ef21e99c53e0bcfe90bef2dcae296895703969138 */
+/* xdistill sha256 3b8e8a7f309a0c7afd774c72ec81e61fa9a5195ea0ea00b311d845416313770a */

@@ -4,6 +4,8 @@
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
   options    README.md's table of options that leave parts out has those of src/xdistill.h
+  index      docs/index.md has every name of the users' part, as docs/api.txt lists them
+  names      what prose names exists: check_names.py
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
 """
 
@@ -13,6 +15,9 @@ import re
 import subprocess
 import sys
 import tempfile
+
+from api import Names
+from check_names import check_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION = re.compile(r"^XD_API\b[^;{]*?\b(xd_\w+)\s*\(")
@@ -75,6 +80,14 @@ def check_options():
         yield "%s is %s" % (name, "not in README.md's table of options" if name in known else "no option of src/xdistill.h")
 
 
+def check_index(root=ROOT):
+    names = Names.read(root / "docs/api.txt")
+    told = set(re.findall(r"`(\w+)`", (root / "docs/index.md").read_text()))
+    for kind, name in names.lines:
+        if name not in told and not (kind == "value" and names.homes[name]):  # enumerators stand with their enum
+            yield "docs/index.md: %s is missing" % name
+
+
 def first_version(path):
     match = re.search(r"\bv?(\d+\.\d+\.\d+)\b", path.read_text()) if path.is_file() else None
     return match.group(1) if match else "none"
@@ -90,7 +103,7 @@ def check_version():
 
 
 def main():
-    complaints = [*check_comments(), *check_options(), *check_version(), *check_snippets()]
+    complaints = [*check_comments(), *check_options(), *check_version(), *check_index(), *check_names(ROOT), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -39,8 +39,8 @@ typedef struct xd_votes_pass {
     int64_t foreign_skip_count;
 } xd_votes_pass;
 
-/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
- * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
+/* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
+ * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
  * failure stay. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 

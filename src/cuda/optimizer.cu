@@ -146,7 +146,7 @@ struct xdi_cuda_update_scalars {
     bool scaled, fresh;
 };
 
-/* base^exponent in the order of the host: xdi_optimizer_power. */
+/* base^exponent in the order of the host: xdi_update_power. */
 static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
     double power = 1.0;
     for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))

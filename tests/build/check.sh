@@ -126,7 +126,11 @@ step_projection_pt() {
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
 }
 
-step_docs() { need python3; python3 tools/check_docs.py; }
+# What prose names exists, snippets compile, and the reference that `make docs` writes has no dead link.
+step_docs() {
+    need python3 cc
+    python3 tests/build/test_docs.py && python3 tools/check_docs.py && python3 tools/docs.py --check
+}
 
 step_format() {
     version=$(sed -n 's/^# clang-format \([0-9]*\)$/\1/p' .clang-format)

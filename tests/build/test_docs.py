@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What tools/check_names.py and the check of the index find and pass over, on a small tree; what docs.py finds wrong."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import docs  # noqa: E402
+from check_docs import check_index  # noqa: E402
+from check_names import check_names  # noqa: E402
+from render_markdown import Page  # noqa: E402
+
+FILES = {
+    "src/base/low.h": "typedef struct xd_low {\n    int depth; /* see xd_low_make */\n} xd_low;\nint xd_low_make(void);\n"
+                      "#define XD_LIST(X) X(ONE, 1)\n#define XDI_ENUM(n, v) XD_LOW_##n,\n",
+    "src/base/cpu/low.c": "/* As cpu/low.c says. */\nint xd_low_make(void) { return 1; }\n",
+    "Makefile": "test: ## all\n\techo\n",
+    "README.md": "`xd_low_make` makes `xd_low.depth`; `XD_LOW_ONE`, `xd_low_*`. See src/base/low.h and `make test`.\n",
+    "CHANGELOG.md": "# Changelog\n\n## 2\n\nxd_old is gone.\n\n## 1\n\nxd_older came.\n",
+    "docs/renames.md": "| old | new |\n|---|---|\n| `xd_old` | `xd_low` |\n\nGone: xd_past (xd_low instead).\n",
+}
+
+
+class Names(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name, text in FILES.items():
+            self.write(name, text)
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def found(self, name, text):
+        """The complaints once a file has this text."""
+        self.write(name, text)
+        complaints = list(check_names(self.root))
+        self.write(name, FILES.get(name, ""))
+        return complaints
+
+    def test_passes_what_exists(self):
+        self.assertEqual(list(check_names(self.root)), [])
+
+    def test_finds_what_does_not_exist_in_pages(self):
+        for text, message in (("xd_gone", "there is no xd_gone"), ("`xd_high_*`", "there is no xd_high_"),
+                              ("`xd_low.width`", "xd_low has no field width"), ("src/base/high.h", "there is no src/base/high.h"),
+                              ("`make tests`", "the Makefile has no target tests"),
+                              ("    A=1 make all", "the Makefile has no target all"), ("xdistill_tpu.h", "there is no xdistill_tpu.h"),
+                              ("XD_LOW_TWO", "there is no XD_LOW_TWO"), ("src/high/*.c", "there is no src/high/*.c")):
+            for page in ("README.md", "docs/page.md"):
+                self.assertEqual(self.found(page, "\n%s\n" % text), ["%s:2: %s" % (page, message)])
+
+    def test_finds_what_does_not_exist_in_comments(self):
+        self.assertEqual(self.found("src/base/low.c", "/* One\n * xd_gone */\n"), ["src/base/low.c:2: there is no xd_gone"])
+        self.assertEqual(self.found("src/base/low.c", "/* base/high.c */\n"), ["src/base/low.c:1: there is no base/high.c"])
+
+    def test_reads_the_newest_section_of_the_changelog_only(self):
+        text = FILES["CHANGELOG.md"].replace("xd_old ", "xd_oldest ")
+        self.assertEqual(self.found("CHANGELOG.md", text), ["CHANGELOG.md:5: there is no xd_oldest"])
+
+    def test_finds_names_that_the_index_lacks(self):
+        self.write("docs/api.txt", "version 1.0.0\npolicy open\n\nstruct xd_low\n    int depth\n\nenum xd_kind\n    XD_KIND_A = 0\n"
+                   "\nvalue XD_LOW_ONE = 1\n\nfunction int xd_low_make(void)\n")
+        self.write("docs/index.md", "`xd_low`, `xd_kind`, `XD_LOW_ONE`: all but one.\n")
+        self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low_make is missing"])
+
+    def test_knows_the_past_from_the_table_of_renames_alone(self):
+        self.assertEqual(self.found("README.md", "xd_old\n"), ["README.md:1: there is no xd_old"])
+        self.assertEqual(self.found("docs/renames.md", "| `xd_old` | `xd_new` |\n"), ["docs/renames.md:1: there is no xd_new"])
+        self.assertEqual(self.found("docs/renames.md", FILES["docs/renames.md"].replace("xd_low i", "xd_new i")),
+                         ["docs/renames.md:5: there is no xd_new"])
+
+
+def page(text):
+    return Page(text, lambda code: code.replace("<", "&lt;"), lambda words: words, lambda address: address).html
+
+
+class Pages(unittest.TestCase):
+    def test_markdown_becomes_html(self):
+        self.assertEqual(page("# A `b`\n\ntext *s* **t**\nmore [w](u)"),
+                         '<h1 id="a-b">A <code>b</code></h1>\n<p>text <em>s</em> <strong>t</strong>\nmore <a href="u">w</a></p>')
+        self.assertEqual(page("| a | b |\n|---|---|\n| 1 | `2` |"), "<table>\n<tr><th>a</th><th>b</th></tr>\n"
+                         "<tr><td>1</td><td><code>2</code></td></tr>\n</table>")
+        self.assertEqual(page("- a\n  b\n- c\n  - d\n"), "<ul>\n<li>a\nb</li>\n<li>c\n<ul>\n<li>d</li>\n</ul></li>\n</ul>")
+        self.assertEqual(page("```c\nint *a;\n\n# b\n```\n\n    x * y\n"), "<pre>int *a;\n\n# b</pre>\n<pre>x * y</pre>")
+        self.assertEqual(page("1. a\n2. b\n\nc"), "<ol>\n<li>a</li>\n<li>b</li>\n</ol>\n<p>c</p>")
+
+    def test_finds_what_is_wrong_with_pages(self):
+        class Site:
+            root = pathlib.Path("/nowhere")
+            files = {"a.html": '<p id="x"><a href="b.html">b</a> <a href="#y">y</a></p><b>', "c.html": '<img src="https://e.org/i">'}
+            where = {"xd_low": "a.html#xd_low"}
+        found = "\n".join(docs.complaints(Site))
+        for message in ("a.html: <b> of line 1 is not closed", "c.html loads something from elsewhere", "xd_low has no entry",
+                        "a.html: b.html leads nowhere", "a.html: #y has no such anchor"):
+            self.assertIn(message, found)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -113,6 +113,13 @@
 #    endif
 #endif
 
+/* A function of the declarations that a GPU calls too. */
+#if defined(__CUDACC__)
+#    define XDI_ON_DEVICE __host__ __device__
+#else
+#    define XDI_ON_DEVICE
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
@@ -465,6 +472,13 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
+ * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+typedef struct xd_ids {
+    const void *data;
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+} xd_ids;
+
 /* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
  * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
 typedef struct xd_status {
@@ -482,6 +496,15 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
+
+/* Ids of a dtype: NULL is no ids. Pure. */
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
+
+/* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
+static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
+    return ids.dtype == XD_DTYPE_I32 ? (int64_t)((const int32_t *)ids.data)[i]
+                                     : ((const int64_t *)ids.data)[i];
+}
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
@@ -516,7 +539,7 @@ typedef struct xd_leaves {
  * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
-    const int64_t *labels; /* [count] or NULL */
+    xd_ids labels;         /* [count] or none */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;
     const uint8_t *mask;  /* [count] or NULL */
@@ -1293,7 +1316,7 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 /* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
  * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
-    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
+    xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
     const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
@@ -1319,8 +1342,9 @@ typedef struct xd_loss_common {
  *   out     in memory of the tensors' device
  *
  * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
- * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
- * not finite or too large; on a GPU the latter are seen in out->refused, and the losses find nothing counted. */
+ * split: weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
+ * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter are
+ * seen in out->refused, and the losses find nothing counted. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1334,17 +1358,19 @@ typedef struct xd_shift_desc {
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;  /* label of positions without one */
     xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
- * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
- * two ranks or none hold, with its number), MEMORY. */
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
+/* labels [B, held] for the positions held, of the dtype of desc->ids, which xd_loss_common.labels takes. All arrays are
+ * on the host, also beside a GPU. With comm: collective over it, one exchange of ids and positions, memory from the
+ * context's allocator; else local. Exact. Errors, with comm on every rank alike: ARGUMENT (a position outside the
+ * sequence, an ignore_index that labels of 32 bits cannot hold), DTYPE, SHAPE (a position that two ranks or none hold,
+ * with its number), MEMORY. */
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
 /* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
  * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
@@ -1492,7 +1518,7 @@ typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
     int64_t k;             /* required, 1 <= k <= V */
-    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
@@ -1577,18 +1603,18 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs);
+                                     xd_ids ids, double *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values);
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
@@ -3125,9 +3151,9 @@ typedef struct xd_gradient_norm {
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
  *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
- * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
- * split.
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
+ * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
+ * every split.
  * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
@@ -4019,7 +4045,7 @@ typedef struct xd_loss_row {
 typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;          /* data NULL -> hard loss only */
-    const int64_t *labels;    /* [rows] global ids; NULL -> soft loss only */
+    xd_ids labels;            /* [rows] global; none -> soft loss only */
     const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
     int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
@@ -4121,7 +4147,7 @@ typedef struct xd_topk_args {
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
     /* entries: what the caller gave, and where the kernels' form of it goes */
-    const int64_t *given_ids;
+    xd_ids given_ids;
     const float *given_values; /* -infinity: the entry is absent */
     int64_t *entry_ids;        /* absent: -1; negative or too large: size */
     double *entry_values;
@@ -4190,7 +4216,7 @@ enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
 /* Inputs and outputs of the entries. */
 typedef struct xd_mft_args {
     xd_rows student, teacher;
-    const int64_t *labels;   /* [rows] global ids; minimal fine-tuning only */
+    xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     int64_t begin, end;      /* global columns of this shard */
     int shards;
@@ -4308,7 +4334,7 @@ typedef struct xd_softmax_args {
     int64_t all_stride;  /* elements from one shard to the next */
     double *log_sum_exp; /* [rows] or NULL */
     int64_t *argmax;     /* [rows] or NULL */
-    const int64_t *ids;  /* row r's are ids[r * ids_stride], ids_count of them */
+    xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
     double *values;      /* [rows, ids_count] */
     const float *weight; /* [rows] */
@@ -4336,8 +4362,8 @@ typedef struct xd_softmax_kernels {
     /* out = (one at the row's id - p) weight / tau; zero for ids outside, weight 0, columns past the shard's */
     xd_result (*write_target_backward)(const xd_launch *launch, const xd_softmax_args *args);
     /* hits[r] = the row's argmax is its label, and mask (NULL -> all) is not 0 */
-    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
-                      const uint8_t *mask, int64_t rows, uint8_t *hits);
+    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, xd_ids labels, const uint8_t *mask,
+                      int64_t rows, uint8_t *hits);
 } xd_softmax_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -7636,6 +7662,12 @@ static inline float xdi_tile_of_key(uint32_t key) {
     return x;
 }
 
+/* The same ids from another one on. */
+static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
+    ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
+    return ids;
+}
+
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
@@ -7651,7 +7683,7 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 }
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
-    return a->labels && a->hard_weight != 0.0;
+    return a->labels.data && a->hard_weight != 0.0;
 }
 
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
@@ -8480,7 +8512,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -8581,9 +8613,9 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
-        const bool owner =
-            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
-        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
+        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
@@ -8630,7 +8662,8 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
-    if (a->labels && (a->labels[r] < 0 || a->labels[r] >= a->offsets[a->shards])) {
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
+    if (label < 0 || label >= a->offsets[a->shards]) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -8790,7 +8823,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
@@ -9321,8 +9354,8 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_arg
     (void)launch;
     for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
         const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
-        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
+        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
         a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
     }
     return XD_OK;
@@ -9347,7 +9380,8 @@ XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void) {
 
 static bool xdi_rows_count(const xd_positions *p, int64_t i) {
     if (p->mask && !p->mask[i]) return false;
-    return !p->labels || p->labels[i] != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+    return !p->labels.data ||
+           xd_id_at(p->labels, i) != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
 }
 
 static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
@@ -9423,7 +9457,8 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a->positions.labels[r] : a->loss_rows[r].max;
+        v.value =
+            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
     }
     return v;
 }
@@ -9679,7 +9714,7 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j];
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->begin && id < a->end;
             a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
         }
@@ -9690,7 +9725,7 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j], at = r * a->ids_count + j;
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
             int owner = 0;
             if (id < 0 || id >= a->size) {
                 a->values[at] = (double)NAN;
@@ -9708,7 +9743,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t id = a->ids[r];
+        const int64_t id = xd_id_at(a->ids, r);
         const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
         const int64_t columns = counts ? a->end - a->begin : 0;
         for (int64_t c = 0; c < columns; c++) {
@@ -9724,10 +9759,10 @@ static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, 
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
-static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                                       const uint8_t *mask, int64_t rows, uint8_t *hits) {
     (void)launch;
-    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == xd_id_at(labels, r) && (!mask || mask[r]);
     return XD_OK;
 }
 
@@ -10964,7 +10999,7 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = a->labels[r] - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->begin;
         const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
@@ -11009,7 +11044,8 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
     const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
+    const double mu =
+        xdi_mft_share(favourite, label, row->argmax == (double)xd_id_at(a->labels, r), a->threshold);
     row->mean = mu;
     row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
                 xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
@@ -11028,7 +11064,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == a->labels[r];
+    const bool label = c + a->begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)
@@ -15075,7 +15111,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
-    if (a->labels) one.labels = a->labels + r;
+    if (a->labels.data) one.labels = xdi_ids_from(a->labels, r);
     if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
     return one;
 }
@@ -15274,7 +15310,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const bool hard_loss = a->labels && a->hard_weight != 0.0;
+    const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
         soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
@@ -15301,7 +15337,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? a->labels[0] - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -15526,7 +15562,7 @@ static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradie
 
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                                   xdi_fast_path path) {
-    const bool hard = a->labels && a->hard_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
     xdi_tile_gradient g;
@@ -15554,7 +15590,7 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
 /* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
 static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_fast_kept *kept, bool streamed) {
-    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
     const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
     const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
     const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
@@ -15597,7 +15633,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
         return;
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
-    exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
+    exact[1] = xdi_fast_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
     xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
     if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
@@ -15630,7 +15666,7 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 /* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
  * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
 static bool xdi_fast_keeps(const xd_loss_args *a) {
-    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;
@@ -16152,7 +16188,7 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { a->labels[r] - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;
@@ -17394,6 +17430,11 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
 
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns) {
     const xd_rows out = { (void *)(uintptr_t)data, dtype, rows, columns, columns };
+    return out;
+}
+
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
+    const xd_ids out = { data, dtype };
     return out;
 }
 
@@ -29784,6 +29825,8 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
 /* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient);
+/* vocab.c: are these ids, or none, of a dtype that kernels read? */
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
 /* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
@@ -30017,6 +30060,13 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
+    const bool fits = ids->dtype == XD_DTYPE_NONE || ids->dtype == XD_DTYPE_I32 || ids->dtype == XD_DTYPE_I64;
+    XD_REQUIRE(ctx, !ids->data || fits, XD_ERROR_DTYPE, "%s are %s: I32 or I64 is needed", name,
+               xd_dtype_name(ids->dtype));
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient) {
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
@@ -30047,16 +30097,30 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 
 /* What a loss is divided by, counted over batches and ranks. */
 
+/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
+                                           int64_t *part) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
+    return checked;
+}
+
 /* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
 static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                      int64_t batch_count, int64_t *part) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels->rows.count(&launch, &batches[b], part));
+    xd_result counted = XD_OK;
+    for (int64_t b = 0; b < batch_count; b++) {
+        const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
+        if (counted == XD_OK) counted = result;
+    }
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
-    return XD_OK;
+    return counted;
 }
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
@@ -30079,14 +30143,22 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
 
 #include <string.h>
 
+static int64_t xdi_shift_ignored(const xd_shift_desc *d) {
+    return d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+}
+
 /* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
-static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
-    const int64_t fill = d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+static void xdi_shift_fill(const xd_shift_desc *d, xd_ids ids, const uint8_t *mask, void *labels) {
+    const int64_t fill = xdi_shift_ignored(d);
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t next = d->positions[i] + 1, at = b * d->length + next;
             const bool counts = next < d->length && (!mask || mask[at]);
-            labels[b * d->held + i] = counts ? ids[at] : fill;
+            const int64_t label = counts ? xd_id_at(ids, at) : fill;
+            if (d->ids.dtype == XD_DTYPE_I32)
+                ((int32_t *)labels)[b * d->held + i] = (int32_t)label;
+            else
+                ((int64_t *)labels)[b * d->held + i] = label;
         }
 }
 
@@ -30098,7 +30170,10 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
         XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
                    (long long)d->length);
-    return XD_OK;
+    const int64_t fill = xdi_shift_ignored(d);
+    XD_REQUIRE(ctx, d->ids.dtype != XD_DTYPE_I32 || fill == (int32_t)fill, XD_ERROR_ARGUMENT,
+               "ignore_index %lld does not fit into labels of 32 bits", (long long)fill);
+    return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
 /* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
@@ -30115,7 +30190,7 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t to = b * d->length + d->positions[i], from = b * d->held + i;
-            whole->ids[to] = d->ids[from];
+            whole->ids[to] = xd_id_at(d->ids, from);
             whole->mask[to] = !d->mask || d->mask[from] ? 1 : 0;
         }
 }
@@ -30129,7 +30204,7 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
     return XD_OK;
 }
 
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels) {
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
     const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
@@ -30154,7 +30229,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     if (result == XD_OK) {
         uint8_t *mask = (uint8_t *)whole.mask; /* narrowed in place: byte i is written after word i is read */
         for (int64_t i = 0; i < total; i++) mask[i] = whole.mask[i] != 0;
-        xdi_shift_fill(desc, whole.ids, mask, labels);
+        xdi_shift_fill(desc, xd_ids_of(whole.ids, XD_DTYPE_I64), mask, labels);
     }
     xd_release(ctx, whole.ids);
     return result;
@@ -30203,9 +30278,10 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
 /* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
  * are of. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, xdi_softmax_exchange *x) {
+                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
+    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
@@ -30239,7 +30315,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -30284,7 +30360,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     xdi_softmax_exchange x;
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -30299,10 +30375,10 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, const int64_t *ids, int64_t n,
-                                     int64_t stride, double *values) {
+                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
+                                     double *values) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = ids;
     x.args.ids_count = n;
@@ -30315,20 +30391,21 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values) {
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
+                   (long long)size);
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs) {
+                                     xd_ids ids, double *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
@@ -30337,12 +30414,13 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 }
 
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -30355,10 +30433,10 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XD_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XD_REQUIRE(ctx, positions->labels.data, XD_ERROR_ARGUMENT, "positions have no labels");
     XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
                (long long)positions->count, (long long)rows);
-    return XD_OK;
+    return xdi_vocab_check_ids(ctx, "labels", &positions->labels);
 }
 
 /* What accuracy needs: two denominators, then argmax and hits of every row. */
@@ -30439,6 +30517,7 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                "denominator %g must be finite and not negative", in->denominator_value);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &in->positions.labels));
     XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
@@ -30544,12 +30623,12 @@ static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
     XD_REQUIRE(ctx, d->hard_weight != 0.0 || d->soft_weight != 0.0, XD_ERROR_ARGUMENT,
                "no term of the loss has a weight: hard_weight is %g and soft_weight %g", d->hard_weight,
                d->soft_weight);
-    XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
@@ -31058,7 +31137,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
         a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
     }
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
-    a->labels = p->loss.d.common.labels ? p->loss.d.common.labels + row : NULL;
+    if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
@@ -31200,7 +31279,7 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
     XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.common.labels || x->rows == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->loss.common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
                "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                "threshold %g is outside [0, 1]", d->threshold);
@@ -31407,7 +31486,7 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
     XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
                "give either the teacher's values at the ids or its logits");
     if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
-    XD_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    XD_REQUIRE(ctx, d->ids.data, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
     if (d->values_kind == XD_TOPK_LOG_PROBS)
         XD_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
@@ -31435,6 +31514,7 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
                (int)d->divergence, (int)d->mode);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_TRY(xdi_vocab_check_ids(ctx, "the teacher's ids", &d->ids));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
     if (d->common.gradient.data)
         XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
@@ -31490,7 +31570,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
-    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
                                ranks > 1 ? ranks * sent : 0,
@@ -31569,7 +31649,7 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     xd_topk_args *a = &plan->student;
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
-    if (!d->ids)
+    if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
     a->given_ids = d->ids;
     a->given_values = d->values;
@@ -34386,7 +34466,6 @@ typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
     double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
-    int64_t *labels;              /* [n] ids of the next tokens */
     xd_fixed *tail;               /* [n] */
     unsigned char *file;          /* [n] positions as the file has them */
 } xdi_cache_rows;
@@ -34554,9 +34633,9 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     size_t entries, bytes;
     memset(r, 0, sizeof *r);
     if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
-    void *blocks[8];
-    const size_t sizes[8] = { entries, entries, 8 * n, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
-    for (int i = 0; i < 8; i++) {
+    void *blocks[7];
+    const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
+    for (int i = 0; i < 7; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
         blocks[i] = arena->base ? arena->base + offset : NULL;
@@ -34566,9 +34645,8 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->lse = (double *)blocks[2];
     r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
     r->next = (double *)blocks[4];
-    r->labels = (int64_t *)blocks[5];
-    r->tail = (xd_fixed *)blocks[6];
-    r->file = (unsigned char *)blocks[7];
+    r->tail = (xd_fixed *)blocks[5];
+    r->file = (unsigned char *)blocks[6];
     return true;
 }
 
@@ -34589,11 +34667,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
     XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
@@ -36466,7 +36543,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.begin = info.begin;
     a.end = info.end;
     a.size = info.size;
-    a.ids = ids;
+    a.ids = xd_ids_of(ids, XD_DTYPE_I64);
     a.ids_count = c->k;
     a.parts = c->picked;
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
@@ -39142,7 +39219,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->work.argmax, 1, 1, lse));
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -39163,7 +39240,8 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
         XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
-    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, labels, 1, 1, w->log_probs));
+    XD_TRY(
+        xd_gather_columns(x->ctx, d->vocab, d->student, xd_ids_of(labels, XD_DTYPE_I64), 1, 1, w->log_probs));
     XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
     XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
     XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));
@@ -42310,4 +42388,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d2b4d051598282d993c192cd0b1214517c51fde7fbdef0fa5c390b3ded7988a6 */
+/* xdistill sha256 daac2d6b256b4020f57250c09ead02707b00446dc9c8b1bdb49fc73b89df930e */

@@ -70,7 +70,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     prepare(m, xd_comm_rank(dp), xd_vocab_describe(vocab).begin);
 
     /* The mean is over the counted positions of the whole batch, not of this rank. */
-    XD_TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels = m->label }, 1, &denominator));
+    XD_TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels.data = m->label }, 1, &denominator));
     const xd_param param = { "table", m->table, m->table_gradient, XD_DTYPE_F32, .count = VOCABULARY * COLUMNS };
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.05;
@@ -80,7 +80,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
         .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .common.gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
-        .common.labels = m->label, .vocab = vocab, .common.comm = dp, .common.denominator = &denominator,
+        .common.labels.data = m->label, .vocab = vocab, .common.comm = dp, .common.denominator = &denominator,
         .hard_weight = 0.1, .soft_weight = 0.9,
     };
     for (int step = 0; step <= STEPS; step++) {

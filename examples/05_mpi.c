@@ -46,7 +46,7 @@ static xd_result run_rank(xd_comm *world, double *loss) {
         for (int64_t c = 0; c < columns; c++) logits[t * columns + c] = logit(t, info.begin + c);
     }
     XD_TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
-                                      .common.labels = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
+                                        .common.labels.data = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
     *loss = values.loss;
     free(logits);
     xd_vocab_destroy(vocab);

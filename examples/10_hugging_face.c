@@ -35,7 +35,7 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
         labels[t] = tokens.ids[t + 1];
     }
     const xd_head_loss_desc desc = {
-        .loss = { .vocab = vocab, .hard_weight = 1.0, .common.labels = labels }, .weight_gradient = gradient,
+        .loss = { .vocab = vocab, .hard_weight = 1.0, .common.labels.data = labels }, .weight_gradient = gradient,
         .student = { .hidden = xd_rows_of(hidden, XD_DTYPE_BF16, rows, width), .weight = weight },
     };
     XD_TRY(xd_head_loss(ctx, &desc, &before));

@@ -50,7 +50,7 @@ static void shift(xd_ctx *ctx, tokens *t, int64_t *positions) {
     d.sequences = 1;
     d.length = d.held = t->count;
     d.positions = positions;
-    d.ids = t->ids;
+    d.ids = xd_ids_of(t->ids, XD_DTYPE_I64);
     d.mask = t->starts;
     d.has_ignore_index = true;
     d.ignore_index = -1;

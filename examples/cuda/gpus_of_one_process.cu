@@ -53,7 +53,7 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     free(start);
     XD_TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
     desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
-    desc.common.labels = on_device->label;
+    desc.common.labels.data = on_device->label;
     desc.vocab = vocab;
     desc.hard_weight = 1.0;
     desc.common.status = &on_device->status;

@@ -37,7 +37,7 @@ static xd_result distill(xd_ctx *ctx, batch *b) {
     desc.student = { b->student, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
     desc.teacher = { b->teacher, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
     desc.common.gradient = desc.student;
-    desc.common.labels = b->label;
+    desc.common.labels.data = b->label;
     desc.soft_weight = 0.9;
     desc.hard_weight = 0.1;
     desc.common.status = &b->status;

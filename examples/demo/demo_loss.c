@@ -95,7 +95,7 @@ static xd_loss_desc demo_text_loss(const demo_rank *r) {
     memset(&desc, 0, sizeof desc);
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
     desc.common.gradient = desc.student;
-    desc.common.labels = r->labels;
+    desc.common.labels.data = r->labels;
     desc.vocab = r->logits.vocab;
     desc.common.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
     desc.hard_weight = 1.0;

@@ -249,7 +249,7 @@ static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, dou
     xd_loss_values values;
     memset(&desc, 0, sizeof desc);
     desc.student = real_rows(p->logits, (int64_t)p->batch.sequences * REAL_ROW, p->model.share.vocab_count);
-    desc.common.labels = p->labels;
+    desc.common.labels.data = p->labels;
     desc.vocab = p->columns;
     desc.hard_weight = 1.0;
     desc.common.comm = p->rows;

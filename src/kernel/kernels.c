@@ -153,6 +153,11 @@ XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_
     return out;
 }
 
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
+    const xd_ids out = { data, dtype };
+    return out;
+}
+
 /* Nothing is cut off: what a float would lose in an integer has no one meaning. */
 static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
     return xd_dtype_is_floating(to) ||

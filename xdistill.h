@@ -2787,6 +2787,41 @@ typedef enum xd_xtoken_score {
     XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
 } xd_xtoken_score;
 
+/* What a teacher of kind PROJECTED has. */
+typedef struct xd_xtoken_projected {
+    /* Required; [V, V_t]. With a GPU one from xd_projection_upload: another is copied there in every call. */
+    const xd_projection *projection;
+    /* [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share the sequence: J
+     * was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k columns alone. Not with
+     * scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
+} xd_xtoken_projected;
+
+/* ... GOLD ... */
+typedef struct xd_xtoken_gold {
+    const xd_exact_map *map; /* required; relaxed: H-KL */
+} xd_xtoken_gold;
+
+/* ... CACHED, and LIKELIHOOD without logits: what a cache knows instead. Of the teacher's logits,
+ * `rows` alone is read, and data is NULL. */
+typedef struct xd_xtoken_cached {
+    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the desc's temperature */
+    const int64_t *positions;           /* [rows of logits] places in it; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const xd_projection
+        *projection; /* CACHED; as xd_xtoken_projected has it. NULL -> one vocabulary, M = 1 */
+} xd_xtoken_cached;
+
+/* ... and LIKELIHOOD. A chunk is summed over the positions that predict its tokens. Nobody predicts the first token of a sequence: where no
+ * start token stands before the text, mask the chunk it belongs to. */
+typedef struct xd_xtoken_likelihood {
+    xd_likelihood_form form;
+    const float
+        *target_log_probs; /* [rows of logits] of its next tokens; NULL -> from `cached.cache`, or else from
+                                      logits and labels */
+    const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
+} xd_xtoken_likelihood;
+
 /* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
  * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
 typedef struct xd_xtoken_teacher {
@@ -2798,35 +2833,21 @@ typedef struct xd_xtoken_teacher {
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
-                                        there in every call */
-    const xd_exact_map *map;         /* GOLD */
-    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
-     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
-    const int64_t *column_ids;
-    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
-                                        SAME: not used, D is token_denominator */
-    double weight;             /* omega_i, without a score; 0: it is left out */
-    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    xd_xtoken_projected projected;   /* PROJECTED */
+    xd_xtoken_gold gold;             /* GOLD */
+    xd_xtoken_cached cached;         /* CACHED, and LIKELIHOOD without logits */
+    xd_xtoken_likelihood likelihood; /* LIKELIHOOD */
+    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is the desc's */
+    double weight;                   /* omega_i, without a score; 0: it is left out */
+    xd_ids labels;             /* [rows of logits] its next tokens, for scores; SAME: none -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
-    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
-     * rank; CACHED needs it at the temperature of the desc. */
-    const xd_teacher_cache *cache;
-    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
-                                      or else from logits and labels */
-    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
-     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
-    xd_likelihood_form likelihood;
-    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
 typedef struct xd_xtoken_teacher_values {
-    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double kd;          /* KD_i times the scale, without its weight; 0 for a teacher not selected */
     double weight;      /* omega_i */
     double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
@@ -2837,7 +2858,7 @@ typedef struct xd_xtoken_teacher_values {
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
-    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
     double kd_weight;    /* what was used */
     double
         balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
@@ -2856,13 +2877,20 @@ typedef struct xd_xtoken_desc {
     const xd_vocab *vocab;      /* required; a projection has its size */
     int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
     xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
-    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    bool has_ignore_index;      /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;
-    const float *row_weight;  /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator; /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    /* As in the other losses, [rows], but in memory of the host (scale and denominator: there or here), and
+     *   labels       none -> no CE
+     *   mask         0 -> the row counts for neither CE nor SAME; chunks have a mask of their own
+     *   row_weight   of CE and SAME, includes the sample's
+     *   scale        multiplies loss and gradient, and kd and ce, the teachers' too, but no sums. Not finite: a
+     *                finding of row 0, and it counts as 0
+     *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
+     *   comm         data and sequence axes, sums run over it; NULL -> sequence_comm
+     *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
+     *                values only
+     *   row_loss     must be NULL: chunks have losses, rows do not
+     *   status       data errors are added here; NULL -> they are returned, on a GPU too */
+    xd_loss_common common;
     const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
     int teacher_count;
     xd_xtoken_mode mode;
@@ -2886,12 +2914,7 @@ typedef struct xd_xtoken_desc {
     /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
-    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
-                         separate and f32; data NULL -> values only */
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
-    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
-    void *workspace;                          /* NULL -> taken from the allocator for this call */
-    size_t workspace_bytes;
 } xd_xtoken_desc;
 
 /* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
@@ -4777,10 +4800,10 @@ typedef struct xd_xtoken_close_args {
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    const int64_t *labels; /* [rows of logits] or NULL: none is looked at */
-    bool entropy;          /* it is asked for */
-    bool fixed;            /* INVARIANT: as in xd_xtoken_gradient */
-    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    xd_ids labels;   /* [rows of logits] or none: none is looked at */
+    bool entropy;    /* it is asked for */
+    bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
+    double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
 
 /* Chosen columns of rows. */
@@ -4829,7 +4852,7 @@ typedef struct xd_xtoken_gradient {
     const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
-    const int64_t *labels; /* [rows of logits] */
+    xd_ids labels;    /* [rows of logits] */
     uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
     bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
 } xd_xtoken_gradient;
@@ -4993,7 +5016,7 @@ typedef struct xd_xtoken_kernels {
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void);
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 
 /* >>kernel/uld */
 
@@ -5099,7 +5122,7 @@ typedef struct xd_uld_kernels {
 } xd_uld_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
 /* >>kernel/kernels */
 
@@ -5404,6 +5427,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_likelihood_form XDISTILL_NO_XTOKEN_leaves_out_xd_likelihood_form
 #    define xd_xtoken_mode XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_mode
 #    define xd_xtoken_score XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_score
+#    define xd_xtoken_projected XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_projected
+#    define xd_xtoken_gold XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_gold
+#    define xd_xtoken_cached XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_cached
+#    define xd_xtoken_likelihood XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_likelihood
 #    define xd_xtoken_teacher XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher
 #    define xd_xtoken_teacher_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher_values
 #    define xd_xtoken_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_values
@@ -10001,7 +10028,8 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, in
     const double first = to->written[row] || !to->ce_factor ? 0.0 : to->ce_factor[row] * to->ce_weight;
     const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
     double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
-    if (ce != 0.0) g += ce * (exp(z - to->lse_one[row]) - (v == to->labels[row] - x->first ? 1.0 : 0.0));
+    if (ce != 0.0)
+        g += ce * (exp(z - to->lse_one[row]) - (v == xd_id_at(to->labels, row) - x->first ? 1.0 : 0.0));
     if (f->dy) return g + p * (h - delta) / x->temperature;
     return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
 }
@@ -10174,7 +10202,7 @@ static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken
     const xd_xtoken_rows *x = &a->x;
     (void)launch;
     for (int64_t i = 0; i < x->count; i++) {
-        const int64_t row = x->rows[i], label = a->labels ? a->labels[row] : -1;
+        const int64_t row = x->rows[i], label = a->labels.data ? xd_id_at(a->labels, row) : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
         for (int64_t v = 0; v < x->columns; v++) {
             const double z = xdi_loss_load(&x->logits, row, v);
@@ -10611,47 +10639,29 @@ static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_x
     return XD_OK;
 }
 
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
-    xd_xtoken_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
-    kernels.matrix_bytes = xdi_cpu_xtoken_matrix_bytes;
-    kernels.project_scratch = xdi_cpu_xtoken_project_scratch;
-    kernels.pick_scratch = xdi_cpu_xtoken_pick_scratch;
-    kernels.prepare = xdi_cpu_xtoken_prepare;
-    kernels.project = xdi_cpu_xtoken_project;
-    kernels.target = xdi_cpu_xtoken_target;
-    kernels.divergence = xdi_cpu_xtoken_divergence;
-    kernels.delta = xdi_cpu_xtoken_delta;
-    kernels.row_deltas = xdi_cpu_xtoken_row_deltas;
-    kernels.log_probs = xdi_cpu_xtoken_log_probs;
-    kernels.pair = xdi_cpu_xtoken_pair;
-    kernels.tail = xdi_cpu_xtoken_tail;
-    kernels.merge = xdi_cpu_xtoken_merge;
-    kernels.total = xdi_cpu_xtoken_total;
-    kernels.close = xdi_cpu_xtoken_close;
-    kernels.moments = xdi_cpu_xtoken_moments;
-    kernels.pick = xdi_cpu_xtoken_pick;
-    kernels.compare = xdi_cpu_xtoken_compare;
-    kernels.slots = xdi_cpu_xtoken_slots;
-    kernels.list_project = xdi_cpu_xtoken_list_project;
-    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
-    kernels.list_delta = xdi_cpu_xtoken_list_delta;
-    kernels.list_bytes = xdi_cpu_xtoken_list_bytes;
-    kernels.project_gradient = xdi_cpu_xtoken_project_gradient;
-    kernels.mean_gradient = xdi_cpu_xtoken_mean_gradient;
-    kernels.pick_gradient = xdi_cpu_xtoken_pick_gradient;
-    kernels.list_gradient = xdi_cpu_xtoken_list_gradient;
-    kernels.label_gradient = xdi_cpu_xtoken_label_gradient;
-    kernels.rest_gradient = xdi_cpu_xtoken_rest_gradient;
-    kernels.chunk_sums = xdi_cpu_chunk_sums;
-    kernels.chunk_averages = xdi_cpu_chunk_averages;
-    kernels.chunk_spread = xdi_cpu_chunk_spread;
-    kernels.settle = xdi_cpu_xtoken_settle;
-    kernels.row_sums = xdi_cpu_xtoken_row_sums;
-    kernels.row_logs = xdi_cpu_xtoken_row_logs;
-    kernels.product = xdi_cpu_xtoken_product;
-    kernels.product_back = xdi_cpu_xtoken_product_back;
-    return kernels;
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
+    static const xd_xtoken_kernels kernels = {
+        xdi_cpu_xtoken_matrix_bytes,  xdi_cpu_xtoken_project_scratch,
+        xdi_cpu_xtoken_prepare,       xdi_cpu_xtoken_project,
+        xdi_cpu_xtoken_target,        xdi_cpu_xtoken_divergence,
+        xdi_cpu_xtoken_delta,         xdi_cpu_xtoken_row_deltas,
+        xdi_cpu_xtoken_log_probs,     xdi_cpu_xtoken_pair,
+        xdi_cpu_xtoken_tail,          xdi_cpu_xtoken_merge,
+        xdi_cpu_xtoken_total,         xdi_cpu_xtoken_close,
+        xdi_cpu_xtoken_moments,       xdi_cpu_xtoken_pick,
+        xdi_cpu_xtoken_compare,       xdi_cpu_xtoken_slots,
+        xdi_cpu_xtoken_list_project,  xdi_cpu_xtoken_list_divergence,
+        xdi_cpu_xtoken_list_delta,    xdi_cpu_xtoken_pick_scratch,
+        xdi_cpu_xtoken_list_bytes,    xdi_cpu_xtoken_project_gradient,
+        xdi_cpu_xtoken_mean_gradient, xdi_cpu_xtoken_pick_gradient,
+        xdi_cpu_xtoken_list_gradient, xdi_cpu_xtoken_label_gradient,
+        xdi_cpu_xtoken_rest_gradient, xdi_cpu_chunk_sums,
+        xdi_cpu_chunk_averages,       xdi_cpu_chunk_spread,
+        xdi_cpu_xtoken_settle,        xdi_cpu_xtoken_row_sums,
+        xdi_cpu_xtoken_row_logs,      xdi_cpu_xtoken_product,
+        xdi_cpu_xtoken_product_back,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/uld.c */
@@ -10947,15 +10957,12 @@ static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_arg
     return XD_OK;
 }
 
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void) {
-    xd_uld_kernels kernels;
-    kernels.merge = xdi_cpu_uld_merge;
-    kernels.sort = xdi_cpu_uld_sort;
-    kernels.compare = xdi_cpu_uld_compare;
-    kernels.gradient = xdi_cpu_uld_gradient;
-    kernels.jsd = xdi_cpu_jsd;
-    kernels.estimate = xdi_cpu_estimate;
-    return kernels;
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void) {
+    static const xd_uld_kernels kernels = {
+        xdi_cpu_uld_merge,    xdi_cpu_uld_sort, xdi_cpu_uld_compare,
+        xdi_cpu_uld_gradient, xdi_cpu_jsd,      xdi_cpu_estimate,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/mft.c */
@@ -16601,9 +16608,9 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
 }
 
 static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter all = { NULL, false };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.project(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->project(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
         xdi_fast_group_tables(&g, a->scratch);
@@ -16611,7 +16618,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) XD_TRY(plain.project(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->project(launch, &one));
         }
         begin = g.end;
     }
@@ -16655,9 +16662,9 @@ static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *
 }
 
 static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter several = { a->chunks, true };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.delta(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->delta(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
         begin = g.end;
@@ -16668,7 +16675,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
             xd_xtoken_delta_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) XD_TRY(plain.delta(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->delta(launch, &one));
         }
     }
     return XD_OK;
@@ -16704,7 +16711,7 @@ static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
-    w->label = w->hard ? to->labels[row] - x->first : -1;
+    w->label = w->hard ? xd_id_at(to->labels, row) - x->first : -1;
     w->u = f->u;
     w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
@@ -16758,7 +16765,7 @@ static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
                                                   const xd_xtoken_project_gradient_args *a) {
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
     const xdi_fast_filter counted = { a->chunks, false };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu().project_gradient(launch, a);
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
     for (int64_t begin = 0; begin < a->to.x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
         begin = g.end;
@@ -16843,18 +16850,18 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
     const double tau = a->x.temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.target(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->target(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xdi_fast_pick(a, i);
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_fast_xtoken_one(&a->x, i);
         if (isnan(lse))
-            XD_TRY(plain.target(launch, &one));
+            XD_TRY(plain->target(launch, &one));
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
                                                 a->cells + a->x.places[i] * a->k);
@@ -16866,7 +16873,7 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_xtoken_rows *x = &a->x;
     const double factor = a->scale / x->temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu()->log_probs(launch, a);
     if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
     for (int64_t i = 0; i < x->count; i++) {
         const int64_t row = x->rows[i];
@@ -16935,8 +16942,8 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
 }
 
 static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed) return plain.divergence(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed) return plain->divergence(launch, a);
     for (int64_t i = 0; i < a->place_count; i++) {
         xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
@@ -16944,7 +16951,7 @@ static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xt
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XD_TRY(plain.divergence(launch, &one));
+            XD_TRY(plain->divergence(launch, &one));
     }
     return XD_OK;
 }
@@ -17002,7 +17009,7 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_fast_best best = { -INFINITY, -1 }, other = best;
-    if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t at = 0; at < a->pairs; at += tile) {
         const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
@@ -17038,7 +17045,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
 
 static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
         a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
     return XD_OK;
@@ -17051,7 +17058,7 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
                                  double *out) {
     const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    const int64_t label = a->labels ? a->labels[row] : -1;
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, row) : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
     if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
@@ -17070,14 +17077,14 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
 }
 
 static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.moments(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->moments(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xd_xtoken_moments_args one = *a;
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain->moments(launch, &one));
     }
     return XD_OK;
 }
@@ -17371,8 +17378,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->xtoken = xd_xtoken_kernels_cpu();
-    kernels->uld = xd_uld_kernels_cpu();
+    kernels->xtoken = *xd_xtoken_kernels_cpu();
+    kernels->uld = *xd_uld_kernels_cpu();
     kernels->loss = *xd_loss_kernels_cpu_plain();
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
@@ -36735,7 +36742,7 @@ typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
     double *log_probs;     /* [rows] logits at the labels, then log-probabilities */
-    int64_t *labels;       /* [rows] where the device cannot read the caller's */
+    void *labels;          /* [rows] where the device cannot read the caller's */
     uint8_t *written;      /* [rows] the gradient has this row */
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
@@ -36750,7 +36757,7 @@ typedef struct xdi_xtoken_work {
     double *merged;                         /* GOLD: [2] */
     float *scratch;                         /* for the kernels */
     double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
-    int64_t *moment_labels;                 /* [moment rows] where the device cannot read the caller's */
+    void *moment_labels;                    /* [moment rows] where the device cannot read the caller's */
 } xdi_xtoken_work;
 
 /* One call. */
@@ -36768,6 +36775,7 @@ struct xdi_xtoken {
     size_t list_bytes;
     int64_t room; /* see work.cells */
     double token_denominator;
+    double factor; /* of loss and gradient: the caller's scale */
     double kd_weight, ce_weight;
     xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
     void *host_memory, *list_memory, *work_memory; /* to be released */
@@ -36871,8 +36879,8 @@ XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
 /* Labels of the caller where kernels can read them: there, or copied to the block. */
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out);
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out);
 
 /* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
@@ -36897,7 +36905,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 /* Moments of the `count` rows of a teacher that host.asked names, in host.moments; the host waits for them. Labels are
  * the caller's or NULL. */
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy);
+                                        int64_t count, xd_ids labels, bool entropy);
 
 /* ---- the kinds ---- */
 
@@ -36937,19 +36945,23 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 #include <math.h>
 
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cached.cache && !t->likelihood.target_log_probs;
     return t->kind != XD_XTOKEN_CACHED;
 }
 
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
-    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs)
+        return (double)t->likelihood.target_log_probs[row];
+    return t->cached.positions[row] < 0 ? -INFINITY
+                                        : xdi_cache_next(t->cached.cache, t->cached.positions[row]);
 }
 
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
     if (t->vocabulary != 0) return t->vocabulary;
-    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
-    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
+    if (t->cached.cache && !xdi_xtoken_reads_logits(t))
+        return xd_teacher_cache_describe(t->cached.cache).desc.vocabulary;
+    return t->kind == XD_XTOKEN_PROJECTED && t->projected.projection ? t->projected.projection->teacher_size
+                                                                     : t->logits.cols;
 }
 
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
@@ -36963,7 +36975,7 @@ XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
 
 XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                                  int64_t size, const char *source) {
-    const xd_projection *m = t->projection;
+    const xd_projection *m = t->kind == XD_XTOKEN_CACHED ? t->cached.projection : t->projected.projection;
     if (!m) return XD_OK;
     XD_REQUIRE(ctx, m->student_size == size, XD_ERROR_SHAPE,
                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
@@ -37084,7 +37096,7 @@ XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *t
 }
 
 XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -37275,11 +37287,13 @@ XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *
     return x->kernels->memory.copy(&x->launch, to, from, bytes, kind);
 }
 
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out) {
-    *out = x->on_device ? block : labels;
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out) {
+    const size_t size = labels.dtype == XD_DTYPE_I32 ? sizeof(int32_t) : sizeof(int64_t);
+    *out = labels;
     if (!x->on_device) return XD_OK;
-    return xdi_xtoken_copy(x, block, labels, (size_t)rows * sizeof *labels, XD_COPY_TO_DEVICE);
+    out->data = block;
+    return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
 /* ---- rows at work ---- */
@@ -37328,14 +37342,15 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
     xd_xtoken_gradient to;
     memset(&to, 0, sizeof to);
     to.x = rows;
-    to.rows = x->d.gradient;
+    to.rows = x->d.common.gradient;
     to.lse_one = x->work.lse_one;
-    to.ce_weight = x->ce_weight;
+    to.ce_weight = x->ce_weight * x->factor;
     to.written = x->work.written;
     to.fixed = x->fixed;
-    if (!x->d.labels) return to;
+    if (!x->d.common.labels.data) return to;
     to.ce_factor = (const double *)xdi_xtoken_there(x, x->host.ce_factor);
-    to.labels = x->on_device ? x->work.labels : x->d.labels;
+    to.labels = x->d.common.labels;
+    if (x->on_device) to.labels.data = x->work.labels;
     return to;
 }
 
@@ -37390,7 +37405,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy) {
+                                        int64_t count, xd_ids labels, bool entropy) {
     const int64_t *asked = x->host.asked;
     const size_t bytes = (size_t)(count * XD_XTOKEN_MOMENTS) * sizeof(double);
     xd_xtoken_moments_args a;
@@ -37403,7 +37418,7 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
     a.moments = x->work.moments;
     XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(x, asked), asked, (size_t)count * sizeof *asked,
                            XD_COPY_TO_DEVICE));
-    if (labels)
+    if (labels.data)
         XD_TRY(
             xdi_xtoken_bring_labels(x, labels, term->teacher->logits.rows, x->work.moment_labels, &a.labels));
     XD_TRY(x->kernels->xtoken.moments(&x->launch, &a));
@@ -37426,7 +37441,7 @@ typedef struct xdi_projected {
 
 static xd_result xdi_projected_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XD_REQUIRE(ctx, t->projected.projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
     return xdi_xtoken_check_projection(ctx, t, index, size, "its vocabulary is");
 }
 
@@ -37444,7 +37459,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
 /* A desc whose workspace is asked for need not be right yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
     s->settled = xdi_xtoken_most(s->settled, sums);
@@ -37457,7 +37472,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
 }
 
 static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const int64_t given = term->teacher->column_ids ? 2 * x->d.sequences * term->k : 0;
+    const int64_t given = term->teacher->projected.column_ids ? 2 * x->d.sequences * term->k : 0;
     xdi_projected plan, *p = (xdi_projected *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     p->given = (int64_t *)xdi_xtoken_list(a, given, sizeof(int64_t));
     term->mask = (uint8_t *)xdi_xtoken_list(a, term->teacher->logits.rows, 1);
@@ -37465,9 +37480,9 @@ static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi
 
 static xd_result xdi_projected_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_projected *p = (xdi_projected *)term->own;
-    p->projection = *term->teacher->projection;
+    p->projection = *term->teacher->projected.projection;
     if (!xdi_projection_is_near(x->ctx, &p->projection)) {
-        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projection, &p->copied));
+        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projected.projection, &p->copied));
         p->projection = p->copied;
     }
     p->matrix = xdi_projected_matrix(x, &p->projection);
@@ -37483,7 +37498,7 @@ static void xdi_projected_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
 /* ---- a pass ---- */
 
 static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const int64_t *ids = term->teacher->column_ids, k = term->k;
+    const int64_t *ids = term->teacher->projected.column_ids, k = term->k;
     int64_t *given = ((xdi_projected *)term->own)->given;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < k && ids; j++) {
@@ -37503,7 +37518,7 @@ static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
 /* J of sequence b, and the projection in it. */
 static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
     xdi_projected *p = (xdi_projected *)term->own;
-    if (term->teacher->column_ids) {
+    if (term->teacher->projected.column_ids) {
         p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
         p->ids_in_rows = p->matrix.ids + term->k;
     } else {
@@ -37641,7 +37656,7 @@ static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t
 
 static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const int64_t teacher = xdi_xtoken_vocabulary(&d->teachers[index]);
-    const xd_exact_map *map = d->teachers[index].map;
+    const xd_exact_map *map = d->teachers[index].gold.map;
     XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
     XD_TRY(xdi_gold_check_ids(ctx, "student", map->student, map->pairs, size, true));
     XD_TRY(xdi_gold_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
@@ -37667,14 +37682,14 @@ static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     const int64_t sums = x->columns + term->vocabulary;
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + 2);
-    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->map));
+    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->gold.map));
     s->means = xdi_xtoken_most(s->means, x->columns);
     s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
 }
 
 static void xdi_gold_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     xdi_gold plan, *g = (xdi_gold *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     if (!map) return;
     g->tail = xdi_gold_tail(x, map);
@@ -37696,7 +37711,7 @@ static void xdi_gold_fill_ids(int32_t *to, const int32_t *from, int64_t count) {
 }
 
 static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const xdi_gold *g = (const xdi_gold *)term->own;
     xdi_gold_fill_ids(g->pair, map->student, map->pairs);
     xdi_gold_fill_ids(g->other, map->teacher, map->pairs);
@@ -37751,7 +37766,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     a.others = c->others;
     a.pair = xdi_gold_there(x, c->g->pair);
     a.other = xdi_gold_there(x, c->g->other);
-    a.pairs = term->teacher->map->pairs;
+    a.pairs = term->teacher->gold.map->pairs;
     a.reverse = x->d.reverse;
     a.cells = c->sums;
     a.fixed = x->fixed;
@@ -37765,7 +37780,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
 /* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
  * shorter list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
     xd_xtoken_tail t = { c->means,
                          xdi_gold_there(x, c->g->rest),
@@ -38109,8 +38124,8 @@ typedef struct xdi_xcached {
 
 static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
-    const double temperature = xd_teacher_cache_describe(t->cache).desc.temperature;
+    XD_REQUIRE(ctx, t->cached.cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
+    const double temperature = xd_teacher_cache_describe(t->cached.cache).desc.temperature;
     XD_REQUIRE(ctx, temperature == d->temperature, XD_ERROR_ARGUMENT,
                "teacher %d was cached at temperature %g, the loss is at %g", index, temperature,
                d->temperature);
@@ -38156,7 +38171,7 @@ static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term 
                                      int64_t *longest) {
     const int64_t chunks = term->teacher->chunks;
     xdi_xcached_places *p = &h->in;
-    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->k = xd_teacher_cache_describe(term->teacher->cached.cache).desc.k;
     p->most = term->teacher->logits.rows;
     p->total = h->tiles = h->room = 0;
     *longest = 1;
@@ -38204,7 +38219,7 @@ static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *
 static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_xcached *h) {
     xd_xtoken_lists l;
     memset(&l, 0, sizeof l);
-    if (term->teacher->projection) l.projection = xdi_projection_for_kernels(&h->projection);
+    if (term->teacher->cached.projection) l.projection = xdi_projection_for_kernels(&h->projection);
     l.projection.teacher_size = term->vocabulary;
     l.count = h->width - 1;
     return l;
@@ -38235,7 +38250,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     for (int64_t i = 0; i < p->most; i++) {
         const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
         p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cached.positions[i] : -1;
     }
     *all = alone ? p->mine : p->all;
     *count = p->most * (alone ? 1 : xd_comm_size(comm));
@@ -38265,7 +38280,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
 /* J and a of one chunk; returns how many entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
-    const xd_teacher_cache *cache = term->teacher->cache;
+    const xd_teacher_cache *cache = term->teacher->cached.cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
     for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
@@ -38335,7 +38350,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
     if (!h->there)
         result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions in %zu and %zu bytes",
                          (long long)h->in.total, host.peak, work.peak);
-    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.common.comm, result));
     host = xd_arena_over(h->here, host.peak);
     work = xd_arena_over(h->there, work.peak);
     xdi_xcached_layout_host(x, term, h, &host);
@@ -38345,7 +38360,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 
 static xd_result xdi_xcached_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_xcached *h = (xdi_xcached *)term->own;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->cached.projection;
     if (!m) return XD_OK;
     h->projection = *m;
     if (xdi_projection_is_near(x->ctx, m)) return XD_OK;
@@ -38476,16 +38491,17 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
     (void)size;
-    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data, XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but the student has no labels", index);
-    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, t->labels.data || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
-               "teacher %d has likelihood form %d", index, (int)t->likelihood);
-    for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
-                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
+    XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
+               XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+        XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
+                   XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
+                   (long long)(i % t->chunks), (long long)(i / t->chunks),
+                   (double)t->likelihood.chunk_length[i]);
     return XD_OK;
 }
 
@@ -38562,10 +38578,10 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
                                  int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slot = b * t->chunks + c;
-    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
+    const double length = t->likelihood.chunk_length ? (double)t->likelihood.chunk_length[slot] : 1.0;
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
-    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
+    if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
     const bool good = isfinite(value) && isfinite(slope);
     *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
     *l_t = isfinite(slope) ? value : slope;
@@ -38709,8 +38725,8 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
-    if (!d.comm) d.comm = d.sequence_comm;
-    if (!d.has_ignore_index) d.ignore_index = XD_IGNORE_INDEX;
+    if (!d.common.comm) d.common.comm = d.sequence_comm;
+    if (!d.common.has_ignore_index) d.common.ignore_index = XD_IGNORE_INDEX;
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
@@ -38749,10 +38765,10 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
                (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
-        const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
-        XD_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
-                   "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
-                   (long long)last, (long long)size);
+        const int64_t last = i % k == 0 ? -1 : t->projected.column_ids[i - 1];
+        XD_REQUIRE(ctx, t->projected.column_ids[i] > last && t->projected.column_ids[i] < size,
+                   XD_ERROR_ARGUMENT, "teacher %d has column %lld after %lld, of %lld", index,
+                   (long long)t->projected.column_ids[i], (long long)last, (long long)size);
     }
     return XD_OK;
 }
@@ -38768,30 +38784,31 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
                (long long)d->sequences);
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
+    const int64_t columns = t->projected.column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
     XD_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
-               t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
-    if (t->column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
+               t->projected.column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->projected.column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
     XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                (long long)y->cols);
-    XD_REQUIRE(ctx, !scores || t->labels || (positions && d->labels), XD_ERROR_ARGUMENT,
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels of a teacher", &t->labels));
+    XD_REQUIRE(ctx, !scores || t->labels.data || (positions && d->common.labels.data), XD_ERROR_ARGUMENT,
                "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
 /* The cache of a teacher without logits. */
 static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t, int index) {
-    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cached.cache);
+    XD_REQUIRE(ctx, t->cached.positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
                "teacher %d has a cache but no positions", index);
-    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_TRY(xdi_cache_check_origin(ctx, t->cached.cache, t->cached.origin));
     XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
                (long long)info.desc.vocabulary);
     for (int64_t i = 0; i < t->logits.rows; i++) {
-        const int64_t at = t->cache_positions[i];
+        const int64_t at = t->cached.positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
         XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
@@ -38810,7 +38827,7 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
                (long long)d->sequences);
     XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
-    return t->cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
+    return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
@@ -38836,17 +38853,23 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
                "weights %g and %g and alpha %g must be finite", d->kd_weight, d->ce_weight, d->alpha);
-    XD_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
-               "denominator %g must be finite and not negative", d->token_denominator);
-    XD_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, isfinite(d->common.denominator_value) && d->common.denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "denominator %g must be finite and not negative",
+               d->common.denominator_value);
+    XD_REQUIRE(ctx, !d->common.row_loss, XD_ERROR_ARGUMENT,
+               "row_loss is asked for, but chunks have losses, not the %lld rows",
+               (long long)d->student.rows);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &d->common.labels));
+    XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
         XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
                    "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
                    (long long)b);
-    for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "weight %g of row %lld is negative or not finite", (double)d->row_weight[i], (long long)i);
+    for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
+        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
+                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
+                   (double)d->common.row_weight[i], (long long)i);
     return XD_OK;
 }
 
@@ -38869,9 +38892,11 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
 static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) {
     bool teachers = d->mode == XD_XTOKEN_SELECT || d->score != XD_XTOKEN_SCORE_NONE;
     for (int i = 0; i < d->teacher_count; i++) teachers = teachers || d->teachers[i].weight != 0.0;
-    XD_REQUIRE(ctx, d->balance || (d->labels && d->ce_weight != 0.0) || (teachers && d->kd_weight != 0.0),
+    XD_REQUIRE(ctx,
+               d->balance || (d->common.labels.data && d->ce_weight != 0.0) ||
+                   (teachers && d->kd_weight != 0.0),
                XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is %g%s, kd_weight %g%s",
-               d->ce_weight, d->labels ? "" : " without labels", d->kd_weight,
+               d->ce_weight, d->common.labels.data ? "" : " without labels", d->kd_weight,
                teachers ? "" : " with teachers of weight 0");
     return XD_OK;
 }
@@ -38879,13 +38904,13 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
 /* With several teachers a row is read again after its gradient was written, and added to. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
-    if (!d->gradient.data) return XD_OK;
-    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
-    XD_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+    if (!d->common.gradient.data) return XD_OK;
+    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
+    XD_REQUIRE(ctx, !several || d->common.gradient.data != d->student.data, XD_ERROR_ARGUMENT,
                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
-    XD_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+    XD_REQUIRE(ctx, !several || d->common.gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
-               xd_dtype_name(d->gradient.dtype));
+               xd_dtype_name(d->common.gradient.dtype));
     return XD_OK;
 }
 
@@ -38992,12 +39017,12 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     w->log_probs = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->written = (uint8_t *)xdi_arena_array(a->work, rows, 1, &a->fits);
     w->moments = (double *)xdi_arena_array(a->work, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
-    w->labels = (int64_t *)xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
+    w->labels = xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
     h->argmax = w->argmax;
     h->log_probs = w->log_probs;
     h->moments = w->moments;
     if (!x->on_device) return;
-    w->moment_labels = (int64_t *)xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
+    w->moment_labels = xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
     h->argmax = (int64_t *)xdi_arena_array(a->host, rows, sizeof(int64_t), &a->fits);
     h->log_probs = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
@@ -39059,6 +39084,7 @@ XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
+    x->factor = 1.0;
     x->kd_weight = d->kd_weight;
     x->ce_weight = d->ce_weight;
     x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
@@ -39081,8 +39107,8 @@ XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
-    size_t work, host, lists, bytes = desc->workspace_bytes;
-    void *memory = desc->workspace;
+    size_t work, host, lists, bytes = desc->common.workspace_bytes;
+    void *memory = desc->common.workspace;
     xd_arena arenas[3];
     xdi_xtoken_arenas a;
     XD_REQUIRE(x->ctx, xdi_xtoken_plan(x, &work, &host, &lists), XD_ERROR_ARGUMENT,
@@ -39134,9 +39160,9 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
         if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
-    if (!t->labels) return x->host.row_weight[row]; /* one tokenizer: the student's */
-    if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
-        return 0.0;
+    if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
+    const int64_t label = xd_id_at(t->labels, row);
+    if (label == x->d.common.ignore_index || label < 0 || label >= t->logits.cols) return 0.0;
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
@@ -39150,9 +39176,10 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
     int64_t asked = 0;
+    if (score != XD_XTOKEN_SCORE_CE) labels.data = NULL;
     for (int64_t row = 0; row < t->logits.rows && term->reads; row++)
         if (xdi_score_weight(x, term, score, row) != 0.0) x->host.asked[asked++] = row;
     if (term->reads)
@@ -39232,16 +39259,15 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xdi_xtoken_work *w = &x->work;
     const xdi_xtoken_host *h = &x->host;
     const size_t bytes = (size_t)d->student.rows * 8;
-    const int64_t *labels;
+    xd_ids labels;
     XD_TRY(xdi_xrows_lse(x, d->temperature, w->lse));
-    if (!d->labels) return XD_OK;
-    XD_TRY(xdi_xtoken_bring_labels(x, d->labels, d->student.rows, w->labels, &labels));
+    if (!d->common.labels.data) return XD_OK;
+    XD_TRY(xdi_xtoken_bring_labels(x, d->common.labels, d->student.rows, w->labels, &labels));
     if (d->temperature == 1.0)
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
         XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
-    XD_TRY(
-        xd_gather_columns(x->ctx, d->vocab, d->student, xd_ids_of(labels, XD_DTYPE_I64), 1, 1, w->log_probs));
+    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, labels, 1, 1, w->log_probs));
     XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
     XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
     XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));
@@ -39251,10 +39277,12 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
 
 /* Does the row count, and how much? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
-    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
-    if (!x->d.labels) return weight;
-    const int64_t label = x->d.labels[row];
-    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    const xd_loss_common *c = &x->d.common;
+    const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;
+    if (c->mask && !c->mask[row]) return 0.0;
+    if (!c->labels.data) return weight;
+    const int64_t label = xd_id_at(c->labels, row);
+    if (label == c->ignore_index || weight == 0.0) return 0.0;
     if (label >= 0 && label < x->vocab.size) return weight;
     if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
         x->found.first_row = row;
@@ -39269,7 +39297,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
-        if (!x->d.labels || weight == 0.0) continue;
+        if (!x->d.common.labels.data || weight == 0.0) continue;
         if (isfinite(h->log_probs[row]))
             h->ce_factor[row] = weight;
         else
@@ -39298,9 +39326,10 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
 
 /* What rows add to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
-        const bool right = x->d.labels && x->host.argmax[row] == x->d.labels[row];
+        const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
@@ -39338,6 +39367,34 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
+/* One value of the caller's, in memory of the device or of the host. */
+static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
+    if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
+    memcpy(to, from, bytes);
+    return XD_OK;
+}
+
+/* The factor of loss and gradient; one that is not finite is a finding, and counts as 0. */
+static xd_result xdi_xtoken_read_scale(xdi_xtoken *x) {
+    if (!x->d.common.scale) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &x->factor, x->d.common.scale, sizeof x->factor));
+    if (isfinite(x->factor)) return XD_OK;
+    xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+    return XD_OK;
+}
+
+/* D of CE and SAME. */
+static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
+    const xd_loss_common *c = &x->d.common;
+    xd_denominator given;
+    x->token_denominator = c->denominator_value > 0.0 ? c->denominator_value : counted;
+    if (!c->denominator) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &given, c->denominator, sizeof given));
+    x->token_denominator = given.inverse > 0.0 ? given.value : 0.0;
+    return XD_OK;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -39352,15 +39409,17 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.comm));
-    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->host.sums[0];
+    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
-    if (all == 0.0 && x->host.sums[0] == 0.0) x->found.nothing_counted = 1;
-    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
-        x->host.ce_factor[row] /= x->token_denominator;
+    if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        double *factor = &x->host.ce_factor[row];
+        *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+    }
     xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
@@ -39406,7 +39465,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
 
 /* Where several ranks found something, all name what the first of them did. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
-    xd_comm *comm = x->d.comm;
+    xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
     const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
     if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
@@ -39424,7 +39483,7 @@ static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
     XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm));
+                           x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -39449,8 +39508,10 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
         v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
-    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.kd *= x->factor;
+    v.ce *= x->factor;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.right = x->host.sums[XDI_XTOKEN_RIGHT];
     v.tokens = x->host.sums[XDI_XTOKEN_TOKENS];
     v.token_denominator = x->token_denominator;
@@ -39460,7 +39521,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
 
 /* Adds what was found to the caller's status, or makes an error of it. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
-    xd_status found = x->found, *status = x->d.status;
+    xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
     found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
     if (!status) return xd_status_check(x->ctx, &found);
@@ -39475,8 +39536,9 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
 }
 
 static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
-    const bool write = x->d.gradient.data != NULL;
+    const bool write = x->d.common.gradient.data != NULL;
     xd_xtoken_values values;
+    XD_TRY(xdi_xtoken_read_scale(x));
     XD_TRY(xdi_xtoken_read_rows(x));
     XD_TRY(xdi_xtoken_denominators(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -39493,8 +39555,10 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
         values = xdi_xtoken_result(x);
     }
     XD_TRY(xdi_xtoken_report(x));
-    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++) {
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+        x->d.teacher_values[i].kd *= x->factor;
+    }
     *out = values;
     return XD_OK;
 }
@@ -39526,7 +39590,7 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
     memset(&x, 0, sizeof x);
     xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
-                             desc->comm ? desc->comm : desc->sequence_comm, result);
+                             desc->common.comm ? desc->common.comm : desc->sequence_comm, result);
     if (result == XD_OK) result = xdi_xtoken_run(&x, out);
     xdi_xtoken_close(&x, result);
     return result;
@@ -42388,4 +42452,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 daac2d6b256b4020f57250c09ead02707b00446dc9c8b1bdb49fc73b89df930e */
+/* xdistill sha256 0a94e57c1d69deb1d27dc8c1bae238a5b1569b64d76a04b35492177eb8a3b3a4 */

@@ -6471,7 +6471,7 @@ static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form
     if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
     if (f.slopes) w->ce -= f.slopes[i];
     if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
-    w->label = w->ce != 0.0 ? f.to.labels[w->row] - x.first : -1;
+    w->label = w->ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
     return true;
 }
 
@@ -7203,7 +7203,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
     if (threadIdx.x != 0) return;
-    const int64_t label = a.labels ? a.labels[row] : -1;
+    const int64_t label = a.labels.data ? xd_id_at(a.labels, row) : -1;
     double *out = a.moments + i * XD_XTOKEN_MOMENTS;
     out[XD_XTOKEN_LARGEST] = best.broken ? (double)NAN : (double)best.max;
     out[XD_XTOKEN_LOG_SUM] = log_sum;
@@ -8244,4 +8244,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 0e666ea39d4823d5958f63b7669fb59597f0eac643dcfae37eccee2c088e85e3 */
+/* xdistill sha256 5c252ab3fe104e1154a6c687a1dc8cb22aac215d0444176aeb9df00d26c1be11 */

@@ -60,13 +60,14 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     printf("%d and %d tokens, %d chunks\n", (int)a.count, (int)b.count, (int)both.count);
 
     xd_xtoken_teacher one = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
-    one.logits = teacher->logits, one.projection = &projection;
+    one.logits = teacher->logits, one.projected.projection = &projection;
     one.student_chunks = student->chunks, one.teacher_chunks = teacher->chunks, one.chunks = both.count;
     xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.vocab = vocab, desc.teachers = &one, desc.teacher_count = 1;
-    desc.student = student->logits, desc.gradient = student->gradient, desc.labels = student->labels;
+    desc.student = student->logits, desc.common.gradient = student->gradient;
+    desc.common.labels.data = student->labels;
     const int64_t count = a.count * student->vocabulary;
-    const xd_param table = { "logits", desc.student.data, desc.gradient.data, XD_DTYPE_F32, .count = count };
+    const xd_param table = { "logits", desc.student.data, student->gradient.data, XD_DTYPE_F32, .count = count };
     xd_optimizer_desc adamw = xd_adamw_defaults(&table, 1);
     adamw.learning_rate = 0.2;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));

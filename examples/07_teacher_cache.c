@@ -58,12 +58,12 @@ static xd_result learn(xd_ctx *ctx, const xd_teacher_cache *cache, xd_xtoken_val
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
 
     xd_xtoken_teacher one = xd_xtoken_teacher_defaults(XD_XTOKEN_CACHED);
-    one.cache = cache, one.cache_positions = positions, one.logits.rows = TOKENS, one.vocabulary = VOCABULARY;
+    one.cached.cache = cache, one.cached.positions = positions, one.logits.rows = TOKENS, one.vocabulary = VOCABULARY;
     one.student_chunks = one.teacher_chunks = chunks, one.chunks = TOKENS;
     xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.vocab = vocab, desc.teachers = &one, desc.teacher_count = 1;
     desc.student = xd_rows_of(logits, XD_DTYPE_F32, TOKENS, VOCABULARY);
-    desc.gradient = xd_rows_of(gradient, XD_DTYPE_F32, TOKENS, VOCABULARY);
+    desc.common.gradient = xd_rows_of(gradient, XD_DTYPE_F32, TOKENS, VOCABULARY);
     for (int step = 0; step <= STEPS; step++) {
         forward(student);
         XD_TRY(xd_xtoken_loss(ctx, &desc, loss));

@@ -116,10 +116,10 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
     kd.teacher_chunks = teacher.shifted;
     kd.chunks = CHUNKS;
     kd.chunk_mask = exists;
-    kd.projection = &projection;
+    kd.projected.projection = &projection;
     kd.denominator_value = 10.0;
     d.student = rows_of(x, student.count, STUDENT_SIZE);
-    d.gradient = rows_of(g, student.count, STUDENT_SIZE);
+    d.common.gradient = rows_of(g, student.count, STUDENT_SIZE);
     d.vocab = vocab;
     d.teachers = &kd;
     d.teacher_count = 1;

@@ -91,8 +91,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->xtoken = xd_xtoken_kernels_cpu();
-    kernels->uld = xd_uld_kernels_cpu();
+    kernels->xtoken = *xd_xtoken_kernels_cpu();
+    kernels->uld = *xd_uld_kernels_cpu();
     kernels->loss = *xd_loss_kernels_cpu_plain();
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();

@@ -871,22 +871,24 @@ typedef struct xd_topology {
     const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
 } xd_topology;
 
-/* Axes over a world of world_size ranks.
- *
- *   axes    axis_count of them, slowest first
- *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
- *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
- * sizes do not multiply to the number of ranks, or do not divide it for -1). */
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out);
+/* Axes and the ranks that they order. */
+typedef struct xd_topology_desc {
+    const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
+    int axis_count;
+    const char
+        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); the axes then come
+                        * in any order, and one of size 1 that is left out becomes the slowest. NULL -> none */
+    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> all of the world in order */
+    int rank_count;
+    int world_size; /* required */
+} xd_topology_desc;
 
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
- * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
- * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
- * Errors: ARGUMENT, TOPOLOGY as above. */
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out);
+/* Axes over a world of world_size ranks. Borrows desc->ranks. Pure.
+ *
+ * Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks; an order with a name that is unknown or
+ * repeated, one that leaves out an axis above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the sizes do not multiply
+ * to the number of ranks, or do not divide it for -1). */
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out);
 
 /* What happens over the data axis in the configuration form. */
 typedef enum xd_data_parallel {
@@ -927,10 +929,18 @@ typedef struct xd_expert_desc {
 XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
                                      xd_topology *expert);
 
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+/* One axis that becomes several. */
+typedef struct xd_unflatten_desc {
+    const char *axis; /* required; the one to split */
+    const xd_axis
+        *parts; /* required; [part_count], slowest first; their sizes multiply to that of the axis */
+    int part_count;
+} xd_unflatten_desc;
+
+/* Splits one axis into several with the same product, row-major; the rank list stays. Pure. Errors: ARGUMENT,
  * TOPOLOGY. */
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out);
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out);
 
 /* Index of the axis of that name; -1 when there is none. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
@@ -1030,8 +1040,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 
 /* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out);
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
  * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
@@ -1230,16 +1239,16 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
  * outside the mesh). Partial values are reduced. Collective over the world. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
- * world.
+/* The whole tensor, or a window of it, dense, on one rank of the world.
  *
- *   out   on root: product of (end - begin) elements; NULL elsewhere
+ *   window   [ndim] the indices of each dimension, the same on every rank; NULL -> all
+ *   out      on root: as many elements as the window has; NULL elsewhere
  *
  * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
- * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
- * range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out);
+ * memory on root for what arrives; gather windows to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * window outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out);
 
 
 /* Losses. */
@@ -19606,8 +19615,8 @@ static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int 
 
 static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     int fills = 0;
-    XD_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-               "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    XD_REQUIRE(ctx, axes && axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "%d axes given%s, 1 to %d are possible", axis_count, axes ? "" : " at NULL", XD_MESH_AXES_MAX);
     for (int i = 0; i < axis_count; i++) {
         XD_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
@@ -19628,12 +19637,12 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out) {
+/* The axes of a desc as they come, slowest first. */
+static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
+                                      xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    const int available = ranks ? rank_count : world_size;
+    const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
@@ -19652,11 +19661,11 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
         product = available;
     }
     XD_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
-               (int)product, ranks ? "the list has" : "the world has", available);
-    if (ranks) XD_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+               (int)product, d->ranks ? "the list has" : "the world has", available);
+    if (d->ranks) XD_TRY(xdi_topology_check_ranks(ctx, d->ranks, d->rank_count, d->world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
-    t.ranks = ranks;
+    t.ranks = d->ranks;
     *out = t;
     return XD_OK;
 }
@@ -19700,19 +19709,30 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out) {
+/* The axes in the order of the string, slowest first. */
+static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_axis *sorted) {
     int sequence[XD_MESH_AXES_MAX];
+    XD_REQUIRE(ctx, d->axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XD_TRY(xdi_topology_parse_order(ctx, d->order, d->axes, d->axis_count, sequence));
+    for (int i = 0; i < d->axis_count; i++) sorted[d->axis_count - 1 - i] = d->axes[sequence[i]];
+    return XD_OK;
+}
+
+/* Context and expert parallelism share ranks: one grid has one of them. */
+static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
+    const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
+    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
+               "cp is %d and ep is %d: one grid cannot have both above 1", t->size[cp], t->size[ep]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out) {
     xd_axis sorted[XD_MESH_AXES_MAX];
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    XD_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
-    XD_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
-    for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
-    const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
-    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
-               "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    XD_TRY(xdi_topology_check_axes(ctx, desc->axes, desc->axis_count));
+    if (desc->order) XD_TRY(xdi_topology_sort(ctx, desc, sorted));
+    XD_TRY(xdi_topology_lay_out(ctx, desc, desc->order ? sorted : desc->axes, &t));
+    if (desc->order) XD_TRY(xdi_topology_check_order(ctx, &t));
     *out = t;
     return XD_OK;
 }
@@ -19742,7 +19762,12 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
         memset(out, 0, sizeof *out);
         return XD_OK;
     }
-    return xd_topology_create(ctx, axes, count, NULL, 0, world_size, out);
+    xd_topology_desc d;
+    memset(&d, 0, sizeof d);
+    d.axes = axes;
+    d.axis_count = count;
+    d.world_size = world_size;
+    return xd_topology_create(ctx, &d, out);
 }
 
 static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
@@ -19758,7 +19783,13 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
         axes[i].name = names[i];
         axes[i].size = sizes[i];
     }
-    return xd_topology_from_order(ctx, d->order, axes, 5, d->world_size, out);
+    xd_topology_desc grid;
+    memset(&grid, 0, sizeof grid);
+    grid.axes = axes;
+    grid.axis_count = 5;
+    grid.order = d->order;
+    grid.world_size = d->world_size;
+    return xd_topology_create(ctx, &grid, out);
 }
 
 /* Position of a rank inside its pipeline group and the first rank of that group. */
@@ -19815,29 +19846,40 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out) {
-    const int at = axis ? xd_topology_axis(topology, axis) : -1;
-    xd_axis axes[XD_MESH_AXES_MAX];
+/* The size of the axis that is split, over its parts. */
+static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
+                                          const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
-    int count = 0;
-    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XD_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
-               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
+               d->axis ? d->axis : "");
+    XD_REQUIRE(ctx, d->part_count >= 1 && topology->axis_count - 1 + d->part_count <= XD_MESH_AXES_MAX,
+               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
-    XD_TRY(xdi_topology_check_axes(ctx, parts, part_count));
-    for (int i = 0; i < part_count; i++) product *= parts[i].size;
+    XD_TRY(xdi_topology_check_axes(ctx, d->parts, d->part_count));
+    for (int i = 0; i < d->part_count; i++) product *= d->parts[i].size;
     XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
-               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, d->axis,
                topology->size[at]);
-    for (int i = 0; i < topology->axis_count; i++) {
-        for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
-        if (i == at) continue;
-        axes[count].name = topology->name[i];
-        axes[count++].size = topology->size[i];
-    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out) {
+    const int at = desc->axis ? xd_topology_axis(topology, desc->axis) : -1;
+    xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc d;
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    memset(&d, 0, sizeof d);
+    XD_TRY(xdi_topology_check_parts(ctx, topology, desc, at));
+    for (int i = 0; i < topology->axis_count; i++) {
+        for (int k = 0; i == at && k < desc->part_count; k++) axes[d.axis_count++] = desc->parts[k];
+        if (i == at) continue;
+        axes[d.axis_count].name = topology->name[i];
+        axes[d.axis_count++].size = topology->size[i];
+    }
+    d.axes = axes;
+    d.world_size = topology->rank_count;
+    XD_TRY(xd_topology_create(ctx, &d, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;
@@ -20241,6 +20283,7 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
 static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_topology *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc made;
     int count = 0;
     int64_t product = 1;
     XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
@@ -20258,9 +20301,13 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     }
     XD_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
-    return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
-                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
-                              out);
+    memset(&made, 0, sizeof made);
+    made.axes = axes;
+    made.axis_count = count;
+    made.ranks = d->topology ? d->topology->ranks : d->ranks;
+    made.rank_count = d->topology ? d->topology->rank_count : d->rank_count;
+    made.world_size = xd_comm_size(world);
+    return xd_topology_create(ctx, &made, out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -20482,8 +20529,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out) {
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -20491,8 +20537,7 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_comm *members;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result =
-        xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, desc, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)
@@ -21753,31 +21798,30 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
     return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
-static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin,
-                                   const int64_t *end, xd_region *window) {
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const xd_interval *window,
+                                   xd_region *region) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
-    *window = xd_region_whole(d->ndim, d->shape);
-    XD_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
-    for (int i = 0; begin && i < d->ndim; i++) {
-        XD_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                   "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
-                   (long long)end[i], i, (long long)d->shape[i]);
-        window->count[i] = begin[i] < end[i];
-        window->interval[i][0].begin = begin[i];
-        window->interval[i][0].end = end[i];
+    *region = xd_region_whole(d->ndim, d->shape);
+    for (int i = 0; window && i < d->ndim; i++) {
+        const xd_interval w = window[i];
+        XD_REQUIRE(ctx, w.begin >= 0 && w.begin <= w.end && w.end <= d->shape[i], XD_ERROR_ARGUMENT,
+                   "window [%lld, %lld) of dimension %d, whose extent is %lld", (long long)w.begin,
+                   (long long)w.end, i, (long long)d->shape[i]);
+        region->count[i] = w.begin < w.end;
+        region->interval[i][0] = w;
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out) {
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
-    xd_region window;
+    xd_region region;
     xd_result result = xdi_tensor_check(world, tensor, "source");
-    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, begin, end, &window);
+    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, window, &region);
     if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
-    return xdi_tensor_move(world, tensor, to, begin ? &window : NULL, result, out);
+    return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
 }
 
 
@@ -24083,16 +24127,16 @@ static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
     size_t row_bytes;
     const int64_t rows = xdi_gather_rows(g, i, &row_bytes);
-    int64_t begin[XD_DIMS_MAX] = { 0 }, end[XD_DIMS_MAX] = { 0 };
+    xd_interval window[XD_DIMS_MAX];
     xd_result mine = XD_OK;
-    for (int d = 1; d < whole->ndim; d++) end[d] = whole->shape[d];
+    memset(window, 0, sizeof window);
+    for (int d = 1; d < whole->ndim; d++) window[d].end = whole->shape[d];
     for (int64_t row = 0; row < extent && row_bytes > 0; row += rows) {
         const int64_t count = rows < extent - row ? rows : extent - row;
-        const bool scalar = whole->ndim == 0;
-        begin[0] = row;
-        end[0] = row + count;
-        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
-                                scalar ? NULL : end, g->desc->root, g->slab));
+        window[0].begin = row;
+        window[0].end = row + count;
+        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, whole->ndim ? window : NULL,
+                                g->desc->root, g->slab));
         if (g->root && mine == XD_OK)
             mine = xd_weights_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
                                            g->slab);
@@ -42310,4 +42354,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b9cd059920765fa9230d1bbad4d3c6c30451e6a034dfa5286844e9bee54f121b */
+/* xdistill sha256 19724039dadaa104cef8f8bd17b83e3fc5d29de9eb4b1fddad23c320b4beda22 */

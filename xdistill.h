@@ -1777,15 +1777,21 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *byte
 /* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
 
+/* What to decode, and where to. */
+typedef struct xd_decode_desc {
+    const int32_t *ids; /* [count] */
+    int64_t count;
+    bool skip_special; /* leave SPECIAL tokens out instead of spelling their names */
+    char *out; /* [capacity] receives the bytes, without a NUL; NULL with capacity 0 to ask for the length */
+    size_t capacity;
+} xd_decode_desc;
+
 /* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
  *
- *   skip_special   leave SPECIAL tokens out instead of spelling their names
- *   out            room for `capacity` bytes; NULL with 0 to ask for the length
- *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
+ *   length   bytes of the whole answer, also when it did not fit; then desc->out holds its beginning
  *
  * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
-                                     int64_t count, bool skip_special, char *out, size_t capacity,
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
 /* ---- encoding ---- */
@@ -1903,11 +1909,14 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
- * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
- * too. [count] each. Allocates nothing. */
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count);
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+ * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
+ *
+ *   tokens   the side as it was aligned; only mask and count are looked at
+ *
+ * Local. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact);
 
 /* Frees the chunks; an empty alignment is fine. */
 XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
@@ -3256,15 +3265,22 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
- * changed.
+/* How to fill an average. Zero is the default of every field. */
+typedef struct xd_ema_load_desc {
+    const xd_ema_record
+        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
+                                  * average counts as initialized when every parameter was filled or the record says
+                                  * so */
+    bool lenient; /* false -> every name must be in both lists, tied names apart */
+} xd_ema_load_desc;
+
+/* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
  *
- *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
- *            counts as initialized when every parameter was filled or the record says so
+ *   desc   NULL -> defaults
  *
- * Further errors: FORMAT for a record of another version. */
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match);
+ * Local. Further errors: FORMAT for a record of another version. */
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match);
 
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
@@ -5365,6 +5381,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_tokenizer_info XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_info
 #    define xd_token_kind XDISTILL_NO_TEXT_leaves_out_xd_token_kind
 #    define xd_token XDISTILL_NO_TEXT_leaves_out_xd_token
+#    define xd_decode_desc XDISTILL_NO_TEXT_leaves_out_xd_decode_desc
 #    define xd_encode_desc XDISTILL_NO_TEXT_leaves_out_xd_encode_desc
 #    define xd_encoding XDISTILL_NO_TEXT_leaves_out_xd_encoding
 #    define xd_projection_report XDISTILL_NO_TEXT_leaves_out_xd_projection_report
@@ -22600,11 +22617,12 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match) {
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match) {
+    const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
-    XD_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
@@ -27452,18 +27470,19 @@ XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name
     return xdi_tokenizer_special(t, name, strlen(name));
 }
 
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
-                                     bool skip_special, char *out, size_t capacity, size_t *length) {
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const xd_decode_desc *desc,
+                                     size_t *length) {
+    const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_token token = xd_tokenizer_token(t, ids[i]);
+    for (int64_t i = 0; i < desc->count; i++) {
+        const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
-                   (int)ids[i], (long long)i);
-        if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
+                   (int)desc->ids[i], (long long)i);
+        if (token.length == 0 || (desc->skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
         const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
         const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;
-        if (room > 0) memcpy(out + total, token.bytes + skip, bytes < room ? bytes : room);
+        if (room > 0) memcpy(desc->out + total, token.bytes + skip, bytes < room ? bytes : room);
         total += bytes;
         if (token.kind != XD_TOKEN_KIND_SPECIAL) first = false;
     }
@@ -31702,8 +31721,10 @@ XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
 
 #include <string.h>
 
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count) {
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact) {
+    const uint8_t *mask = tokens->mask;
+    const int64_t count = tokens->count;
     for (int64_t i = 0; i < count; i++) ids[i] = -1;
     if (exact) memset(exact, 0, (size_t)count);
     for (int64_t n = 0; n < alignment->count; n++) {
@@ -42354,4 +42375,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 19724039dadaa104cef8f8bd17b83e3fc5d29de9eb4b1fddad23c320b4beda22 */
+/* xdistill sha256 8a6d4d050d5d409899f72cc3289fd98ec8a9f59d756f48fda45cc567afe3729d */

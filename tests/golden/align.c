@@ -190,7 +190,8 @@ static void fill_row(batch *b, int64_t row, const xd_alignment *made) {
         const int64_t n = b->tokens[side], at = row * n;
         int64_t *ids = (int64_t *)golden_memory(b->c, (size_t)(n + 1) * sizeof *ids);
         uint8_t *exact = (uint8_t *)golden_memory(b->c, (size_t)n + 1);
-        xd_chunk_ids(made, (xd_chunk_side)side, b->mask[side] + at, ids, exact, n);
+        const xd_align_side tokens = { .mask = b->mask[side] + at, .count = n };
+        xd_chunk_ids(made, (xd_chunk_side)side, &tokens, ids, exact);
         for (int64_t i = 0; i < n; i++) {
             b->ids[side][at + i] = (double)ids[i];
             b->exact[side][at + i] = (double)exact[i];

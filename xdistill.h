@@ -1647,6 +1647,12 @@ typedef struct xd_text {
     int64_t size;
 } xd_text;
 
+/* Strings of tokens: those of a vocabulary by id, or of a sequence in order. */
+typedef struct xd_texts {
+    const xd_text *texts; /* [count] */
+    int64_t count;
+} xd_texts;
+
 /* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
  * same role at the same place. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
@@ -1970,10 +1976,9 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
-    const xd_text *student, *teacher; /* vocabulary strings, by id */
-    int64_t student_count, teacher_count;
-    double threshold;  /* least similarity of a pair */
-    int64_t max_pairs; /* best pairs a student token keeps */
+    xd_texts student, teacher; /* vocabularies */
+    double threshold;          /* least similarity of a pair */
+    int64_t max_pairs;         /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -2026,9 +2031,8 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
 /* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
  * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count);
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher);
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
@@ -2044,25 +2048,29 @@ typedef struct xd_projection_cut_desc {
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
+/* What is kept of similarities. */
+typedef struct xd_similarity_desc {
+    int64_t k;        /* entries of a row, at least 1 */
+    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+} xd_similarity_desc;
+
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
- * largest, normalised, the best k; entries below threshold lose their id but keep their weight
- * (minimal_projection_generator.py).
+ * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [rows, columns]
- */
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+ *   similarities  [student ids, teacher ids] f32, memory of the host
+ *
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
 /* The same with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student_count, width]
- *   teacher  [teacher_count, width]
+ *   student  [student ids, width] f32, memory of the host
+ *   teacher  [teacher ids, width] likewise
  */
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out);
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out);
 
 /* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
  * reference's one-sided Sinkhorn step: repeating it changes nothing. */
@@ -3525,27 +3533,25 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 /* >>compat/align_dp */
 
-/* Settings of xd_align_dp. */
+/* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
+    xd_texts student,
+        teacher; /* sequences of surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
     int max_combination; /* tokens that one token may match; 0 -> 4 */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
- * programme over token surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>"), anchored by
- * unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
+ * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
  * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
  * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out);
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
  * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
  * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score);
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
+                                  double *score);
 
 /* >>compat/compat */
 
@@ -32335,9 +32341,9 @@ static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most
     return kept + 1;
 }
 
-static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
+static int64_t xdi_special_count(xd_texts all) {
     int64_t n = 0;
-    for (int64_t i = 0; i < count; i++) n += xdi_special_is(texts[i]);
+    for (int64_t i = 0; i < all.count; i++) n += xdi_special_is(all.texts[i]);
     return n;
 }
 
@@ -32346,19 +32352,21 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
-    const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
+    const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
-    const int64_t students = xdi_special_count(desc->student, desc->student_count);
+    const int64_t students = xdi_special_count(desc->student);
     const size_t room = (size_t)students * (size_t)most;
     xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
-    for (int64_t s = 0; s < desc->student_count && most > 0; s++) {
+    for (int64_t s = 0; s < desc->student.count && most > 0; s++) {
         int64_t mine = 0;
-        if (!xdi_special_is(desc->student[s])) continue;
-        for (int64_t t = 0; t < desc->teacher_count; t++) {
-            if (!xdi_special_is(desc->teacher[t])) continue;
-            const xd_special_pair pair = { s, t, xdi_special_similarity(desc->student[s], desc->teacher[t]) };
+        if (!xdi_special_is(desc->student.texts[s])) continue;
+        for (int64_t t = 0; t < desc->teacher.count; t++) {
+            if (!xdi_special_is(desc->teacher.texts[t])) continue;
+            const xd_special_pair pair = {
+                s, t, xdi_special_similarity(desc->student.texts[s], desc->teacher.texts[t])
+            };
             if (pair.similarity >= threshold) mine = xdi_special_insert(list + n, mine, most, pair);
         }
         n += mine;
@@ -32538,28 +32546,28 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
     }
 }
 
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count) {
-    XD_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
-               "%lld student strings for a projection of %lld rows", (long long)student_count,
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
+               "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
-    const size_t n = (size_t)teacher_count;
+    const size_t n = (size_t)teacher.count;
     xdi_mapping_string *strings =
         (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
     XD_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
-        strings[i].text = teacher[i];
+        strings[i].text = teacher.texts[i];
         strings[i].id = (int64_t)i;
         sorted[i] = &strings[i];
     }
     xdi_sort(sorted, n, xdi_mapping_compare);
-    for (int64_t s = 0; s < student_count; s++) {
-        const int64_t at = xdi_mapping_find(sorted, teacher_count, student[s]);
-        if (student[s].size == 0 || at == teacher_count) continue;
+    for (int64_t s = 0; s < student.count; s++) {
+        const int64_t at = xdi_mapping_find(sorted, teacher.count, student.texts[s]);
+        if (student.texts[s].size == 0 || at == teacher.count) continue;
         const xdi_mapping_string *found = (const xdi_mapping_string *)sorted[at];
-        if (xdi_mapping_compare_text(found->text, student[s]) == 0) xdi_mapping_set_exact(rows, s, found->id);
+        if (xdi_mapping_compare_text(found->text, student.texts[s]) == 0)
+            xdi_mapping_set_exact(rows, s, found->id);
     }
     xd_release(ctx, strings);
     return XD_OK;
@@ -32624,20 +32632,34 @@ static void xdi_mapping_similar_row(const float *similarities, int64_t columns, 
         if ((double)best->weights[i] < threshold) best->ids[i] = -1;
 }
 
+/* Rows of f32, one for each id of a vocabulary. */
+static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const char *name) {
+    XD_REQUIRE(ctx, x->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "%s are f32, not %s", name,
+               xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
+               "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    return XD_OK;
+}
+
 static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     XD_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)columns);
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of theirs a thread. */
+/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
 typedef struct xdi_mapping_similar {
-    const float *student, *teacher; /* similarities: student [rows, columns] */
-    float *cosines;                 /* [threads, columns] */
-    int64_t columns, width;
+    const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
+    float *cosines;                   /* [threads, columns] */
+    int64_t columns;
     double threshold;
     xd_projection_rows *rows;
 } xdi_mapping_similar;
+
+static const float *xdi_mapping_row(const xd_rows *x, int64_t r) {
+    return (const float *)x->data + r * (x->stride ? x->stride : x->cols);
+}
 
 static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
@@ -32645,18 +32667,19 @@ static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end,
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
-        xdi_mapping_similar_row(m->student + r * m->columns, m->columns, m->threshold, &best);
+        xdi_mapping_similar_row(xdi_mapping_row(m->student, r), m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    xdi_mapping_similar m = { similarities, NULL, NULL, columns, 0, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, columns));
-    XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
-    const xd_result result = xdi_parallel_range(ctx, rows, 1, xdi_mapping_similar_rows, &m);
+    xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
+    XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
+    const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
     if (result == XD_OK)
         *out = made;
     else
@@ -32672,34 +32695,37 @@ static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
 
 static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
-    const int64_t k = m->rows->k;
+    const int64_t k = m->rows->k, width = m->student->cols;
     float *cosines = m->cosines + slot * m->columns;
     for (int64_t r = begin; r < end; r++) {
-        const float *row = m->student + r * m->width;
-        const double length = sqrt(xdi_mapping_dot(row, row, m->width));
+        const float *row = xdi_mapping_row(m->student, r);
+        const double length = sqrt(xdi_mapping_dot(row, row, width));
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
         for (int64_t c = 0; c < m->columns; c++) {
-            const float *other = m->teacher + c * m->width;
-            const double product = length * sqrt(xdi_mapping_dot(other, other, m->width));
-            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, m->width) / product) : 0.0f;
+            const float *other = xdi_mapping_row(m->teacher, c);
+            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
         }
         xdi_mapping_similar_row(cosines, m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out) {
-    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher_count;
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out) {
+    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher.rows;
     xd_projection_rows made;
-    xdi_mapping_similar m = { student, teacher, NULL, teacher_count, width, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
+    xdi_mapping_similar m = { &student, &teacher, NULL, teacher.rows, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &student, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_rows(ctx, &teacher, "the teacher's embeddings"));
+    XD_REQUIRE(ctx, student.cols == teacher.cols, XD_ERROR_SHAPE,
+               "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
+               (long long)teacher.cols);
+    XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
-    xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
+    xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);
     if (result == XD_OK) {
-        result = xdi_parallel_range(ctx, student_count, 1, xdi_mapping_embedded_rows, &m);
+        result = xdi_parallel_range(ctx, student.rows, 1, xdi_mapping_embedded_rows, &m);
         if (result == XD_OK)
             *out = made;
         else
@@ -33749,10 +33775,10 @@ static xd_result xdi_build_special(xdi_build *b) {
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
-    desc.student = names;
-    desc.student_count = students;
-    desc.teacher = names + students;
-    desc.teacher_count = teachers;
+    desc.student.texts = names;
+    desc.student.count = students;
+    desc.teacher.texts = names + students;
+    desc.teacher.count = teachers;
     desc.threshold = b->options.special_threshold;
     desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
@@ -40599,7 +40625,9 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
 }
 
 /* Strings as they are. */
-static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
+static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    const xd_text *tokens = all.texts;
+    const int64_t count = all.count;
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
@@ -40613,8 +40641,8 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
 }
 
 /* Canonical forms, and the canonical forms of those. */
-static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
-    XD_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+static xd_result xdi_dp_canonical_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    XD_TRY(xd_canonical_sequence(ctx, all.texts, all.count, &side->tokens));
     const int64_t n = side->tokens.count;
     xd_canonical *again = &side->again;
     XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
@@ -40657,11 +40685,11 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
-static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t student_count,
-                             int64_t teacher_count, xdi_dp *dp) {
+static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
+    const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
-    dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
+    dp->combination = desc->max_combination ? desc->max_combination : 4;
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -40682,10 +40710,9 @@ static void xdi_dp_close(xdi_dp *dp) {
     xd_release(dp->ctx, dp->trace);
 }
 
-static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
-                            int64_t teacher_count, xd_alignment *out) {
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out) {
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_anchored(dp));
     xdi_dp_merge_bad(dp);
@@ -40693,35 +40720,31 @@ static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out) {
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run(&dp, desc, out);
     xdi_dp_close(&dp);
     return result;
 }
 
-static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t student_count,
-                                    const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
+static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out,
                                     double *score) {
-    const xdi_dp_table x = { 0, student_count, 0, teacher_count };
-    XD_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    const int64_t n = desc->student.count, m = desc->teacher.count;
+    const xdi_dp_table x = { 0, n, 0, m };
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
-    XD_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
+    XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
+    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score) {
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
+                                  double *score) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result =
-        xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run_segment(&dp, desc, out, score);
     xdi_dp_close(&dp);
     return result;
 }
@@ -42375,4 +42398,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8a6d4d050d5d409899f72cc3289fd98ec8a9f59d756f48fda45cc567afe3729d */
+/* xdistill sha256 c41f827fb8472576fdd7691a5c02afe7e8b3417eae20b36a0f5c97e9c09abbda */

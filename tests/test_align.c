@@ -25,8 +25,8 @@ static void check_dp(const char *student, const char *teacher, const char *expec
     xd_ctx *ctx = NULL;
     xd_alignment a;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    const int64_t n = split(student, s), m = split(teacher, t);
-    CHECK_EQ_INT(xd_align_dp(ctx, s, n, t, m, NULL, &a), XD_OK);
+    const xd_align_dp_desc desc = { { s, split(student, s) }, { t, split(teacher, t) }, 0 };
+    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_OK);
     for (int64_t i = 0; i < a.count; i++) {
         const xd_aligned_chunk *c = &a.chunks[i];
         const size_t used = strlen(text);
@@ -57,9 +57,9 @@ XD_TEST(a_combination_that_cannot_be_is_refused) {
     xd_ctx *ctx = NULL;
     xd_alignment a = { NULL, 0 };
     xd_text token = { "a", 1 };
-    const xd_align_dp_desc desc = { 65 };
+    const xd_align_dp_desc desc = { { &token, 1 }, { &token, 1 }, 65 };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_align_dp(ctx, &token, 1, &token, 1, &desc, &a), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "65") && strstr(xd_last_error(ctx)->message, "64"));
     CHECK(a.chunks == NULL);
     xd_ctx_destroy(ctx);

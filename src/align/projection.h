@@ -2,6 +2,7 @@
 #define XDI_ALIGN_PROJECTION_H
 
 #include "align/align.h"
+#include "kernel/types.h"
 
 /* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
  * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
@@ -50,10 +51,9 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
-    const xd_text *student, *teacher; /* vocabulary strings, by id */
-    int64_t student_count, teacher_count;
-    double threshold;  /* least similarity of a pair */
-    int64_t max_pairs; /* best pairs a student token keeps */
+    xd_texts student, teacher; /* vocabularies */
+    double threshold;          /* least similarity of a pair */
+    int64_t max_pairs;         /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -106,9 +106,8 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
 /* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
  * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count);
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher);
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
@@ -124,25 +123,29 @@ typedef struct xd_projection_cut_desc {
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
+/* What is kept of similarities. */
+typedef struct xd_similarity_desc {
+    int64_t k;        /* entries of a row, at least 1 */
+    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+} xd_similarity_desc;
+
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
- * largest, normalised, the best k; entries below threshold lose their id but keep their weight
- * (minimal_projection_generator.py).
+ * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [rows, columns]
- */
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+ *   similarities  [student ids, teacher ids] f32, memory of the host
+ *
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
 /* The same with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student_count, width]
- *   teacher  [teacher_count, width]
+ *   student  [student ids, width] f32, memory of the host
+ *   teacher  [teacher ids, width] likewise
  */
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out);
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out);
 
 /* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
  * reference's one-sided Sinkhorn step: repeating it changes nothing. */

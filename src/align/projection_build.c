@@ -173,10 +173,10 @@ static xd_result xdi_build_special(xdi_build *b) {
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
-    desc.student = names;
-    desc.student_count = students;
-    desc.teacher = names + students;
-    desc.teacher_count = teachers;
+    desc.student.texts = names;
+    desc.student.count = students;
+    desc.teacher.texts = names + students;
+    desc.teacher.count = teachers;
     desc.threshold = b->options.special_threshold;
     desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);

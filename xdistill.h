@@ -2081,6 +2081,22 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
+typedef struct xd_projection_options {
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
 /* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
 typedef struct xd_projection {
     int64_t student_size, teacher_size, entries;
@@ -2090,6 +2106,9 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
+    xd_projection_origin
+        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
+                                  * way sets it before xd_projection_save */
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
@@ -2098,9 +2117,15 @@ typedef struct xd_projection {
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
-/* From a list of cells in any order; equal ones are added up. */
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+/* A matrix as a list of its cells. */
+typedef struct xd_projection_cells {
+    const xd_vote *cells; /* [count] in any order; equal ones are added up */
+    int64_t count;
+    int64_t student_size, teacher_size; /* of the vocabularies; larger when a cell needs it */
+} xd_projection_cells;
+
+/* From a list of cells. Errors: as xd_projection_from_rows. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *cells, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
 XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
@@ -2146,22 +2171,6 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *
  * and nothing behind it. All calls are local. */
 
-/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
-typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
-    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
-    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
-} xd_projection_options;
-
-/* What a projection was made of: it is right for these two tokenizers only. */
-typedef struct xd_projection_origin {
-    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
-    xd_projection_options options;
-} xd_projection_origin;
-
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
     XD_PROJECTION_NAME_BYTES = 128
@@ -2174,28 +2183,25 @@ XD_API xd_projection_options xd_projection_defaults(void);
  * Equal origins have equal names, and different ones different names. Pure. */
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
-/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
- * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin);
+/* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
  *
  *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy
- *   origin    what the file says; NULL when it is not needed
+ *   out       free with xd_projection_destroy; its origin is what the file says
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
  * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin);
+                                    xd_projection *out);
 
 /* The same over bytes in memory, which are not needed after the call. */
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin);
+                                           const xd_projection_origin *expected, xd_projection *out);
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
@@ -2220,6 +2226,12 @@ typedef struct xd_projection_report {
     double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
 } xd_projection_report;
 
+/* Two tokenizers and how to build their projection. */
+typedef struct xd_projection_desc {
+    const xd_tokenizer *student, *teacher; /* required */
+    const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
+} xd_projection_desc;
+
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
  * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
@@ -2229,18 +2241,15 @@ typedef struct xd_projection_report {
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
- *   options  NULL -> xd_projection_defaults()
- *   out      [student's size, teacher's size]; free with xd_projection_destroy
+ *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
  *   report   NULL when it is not needed
- *   origin   for xd_projection_save; NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
  * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
  * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin);
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report);
 
 /* The projection from a directory of them: read when a file with the cache name is there, else built and
  * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
@@ -2250,8 +2259,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
  *   built      false when it was read; NULL when it does not matter
  *
  * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built);
 
 #endif
@@ -2322,12 +2330,20 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project */
 
+/* Between which vocabularies, and for which of the teacher's ids. */
+typedef struct xd_project_desc {
+    const xd_vocab *vocab;           /* required; the student's */
+    const xd_projection *projection; /* required; M below */
+    const int64_t *columns;          /* [k] teacher ids, ascending; NULL -> all of them */
+    int64_t k;                       /* without columns M's teacher_size, or 0, which stands for it */
+} xd_project_desc;
+
 /* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
  * columns.
  *
- *   probs    [T, V/tp] f32 or bf16; this rank's columns
- *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
- *   out      [T, k], the same on every rank of the vocabulary
+ *   desc   read during the call
+ *   probs  [T, V/tp] f32 or bf16; this rank's columns
+ *   out    [T, k], the same on every rank of the vocabulary
  *
  * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
  * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
@@ -2339,8 +2355,7 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
  * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
@@ -2348,8 +2363,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_project
  *
  *   weight    [T, k]
  *   gradient  [T, V/tp] */
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient);
 
 /* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
@@ -3596,12 +3610,17 @@ typedef struct xd_uld_trl_side {
     bool skip_eos; /* the last token of the span is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
- * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
- * MEMORY. */
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out);
+/* A sequence as TRL cuts it. */
+typedef struct xd_uld_trl_desc {
+    xd_uld_trl_side student, teacher;
+    bool extended; /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge
+        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+} xd_uld_trl_desc;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
+ * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif
 #ifndef XDISTILL_NO_TEACHER
@@ -3626,16 +3645,22 @@ typedef struct xd_teacher_piece {
     int64_t positions, columns;
 } xd_teacher_piece;
 
-/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
+/* What the ranks of a teacher hold, and the part of it that is wanted. */
+typedef struct xd_teacher_route_desc {
+    const xd_teacher_shard *shards; /* [count]; empty ones, and those outside the window, give no piece */
+    int64_t count;
+    int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
+    int64_t vocabulary;
+} xd_teacher_route_desc;
+
+/* The pieces of the window, in the order of the shards.
  *
- *   shards  [count]; empty ones, and those outside the window, give no piece
- *   pieces  [count]; *piece_count of them are written
+ *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
  * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
  * some of it is in no shard, with how much. */
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
 /* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
@@ -5325,19 +5350,23 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_teacher_shard XDISTILL_NO_COMPAT_leaves_out_xd_teacher_shard
 #    define xd_teacher_piece XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece
+#    define xd_teacher_route_desc XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route_desc
 #    define xd_teacher_route (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route)
 #    define xd_teacher_piece_copy (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece_copy)
 #elif defined(XDISTILL_NO_TEACHER)
 #    define xd_teacher_shard XDISTILL_NO_TEACHER_leaves_out_xd_teacher_shard
 #    define xd_teacher_piece XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece
+#    define xd_teacher_route_desc XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route_desc
 #    define xd_teacher_route (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route)
 #    define xd_teacher_piece_copy (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece_copy)
 #endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_uld_trl_side XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_side
+#    define xd_uld_trl_desc XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_COMPAT_leaves_out_xd_compat_uld_chunks)
 #elif defined(XDISTILL_NO_XTOKEN)
 #    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
+#    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
 #if defined(XDISTILL_NO_TEACHER)
@@ -5391,6 +5420,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_encode_desc XDISTILL_NO_TEXT_leaves_out_xd_encode_desc
 #    define xd_encoding XDISTILL_NO_TEXT_leaves_out_xd_encoding
 #    define xd_projection_report XDISTILL_NO_TEXT_leaves_out_xd_projection_report
+#    define xd_projection_desc XDISTILL_NO_TEXT_leaves_out_xd_projection_desc
 #    define xd_tokenizer_load (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load)
 #    define xd_tokenizer_load_memory (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load_memory)
 #    define xd_tokenizer_destroy (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_destroy)
@@ -32754,6 +32784,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     int64_t *begin = (int64_t *)(void *)memory;
     int32_t *ids = (int32_t *)(void *)(memory + begins);
     float *weights = (float *)(void *)(ids + 2 * entries);
+    memset(out, 0, sizeof *out);
     out->student_size = student_size;
     out->teacher_size = teacher_size;
     out->entries = entries;
@@ -32793,9 +32824,10 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
     column[0] = 0;
 }
 
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out) {
-    const xd_vote *sorted = NULL;
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+    const xd_vote *cells = list->cells, *sorted = NULL;
+    const int64_t count = list->count;
+    int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -32819,17 +32851,17 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
-    int64_t count = 0;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
+    xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
             if (rows->ids[i] < 0) continue;
-            cells[count].student_id = (int32_t)r;
-            cells[count].teacher_id = rows->ids[i];
-            cells[count++].weight = (double)rows->weights[i];
+            cells[list.count].student_id = (int32_t)r;
+            cells[list.count].teacher_id = rows->ids[i];
+            cells[list.count++].weight = (double)rows->weights[i];
         }
-    const xd_result result = xd_projection_from_cells(ctx, cells, count, student_size, teacher_size, out);
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
     xd_release(ctx, cells);
     return result;
 }
@@ -33006,16 +33038,15 @@ static float xdi_projfile_get_float(const unsigned char *at) {
 
 /* ---- writing ---- */
 
-static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
-                                    const xd_projection_origin *origin) {
-    const xd_projection_options o = xdi_projection_resolve(&origin->options);
+static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p) {
+    const xd_projection_options o = xdi_projection_resolve(&p->origin.options);
     memcpy(file, XDI_PROJFILE_MAGIC, 8);
     xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
     xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
     xdi_projfile_put(file + 24, (uint64_t)p->teacher_size, 8);
     xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
-    xdi_projfile_put(file + 40, origin->student_hash, 8);
-    xdi_projfile_put(file + 48, origin->teacher_hash, 8);
+    xdi_projfile_put(file + 40, p->origin.student_hash, 8);
+    xdi_projfile_put(file + 48, p->origin.teacher_hash, 8);
     xdi_projfile_put(file + 56, (uint64_t)o.max_pieces, 4);
     xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
     xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
@@ -33033,10 +33064,9 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
     }
 }
 
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin) {
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection) {
     const xd_projection *p = projection;
-    const xd_projection_options options = xdi_projection_resolve(&origin->options);
+    const xd_projection_options options = xdi_projection_resolve(&p->origin.options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
@@ -33048,7 +33078,7 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
     XD_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
-    xdi_projfile_put_header(file, p, origin);
+    xdi_projfile_put_header(file, p);
     xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
     xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
     const xd_result result = xd_file_save(ctx, path, file, bytes);
@@ -33178,15 +33208,15 @@ static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_proje
             cells[i].teacher_id = (int32_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
             cells[i].weight = (double)xdi_projfile_get_float(f->weight + 4 * i);
         }
-    const xd_result result =
-        xd_projection_from_cells(ctx, cells, f->entries, f->student_size, f->teacher_size, out);
+    const xd_projection_cells list = { cells, f->entries, f->student_size, f->teacher_size };
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
+    if (result == XD_OK) out->origin = f->origin;
     xd_release(ctx, cells);
     return result;
 }
 
 static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *data, size_t bytes,
-                                   const xd_projection_origin *expected, xd_projection *out,
-                                   xd_projection_origin *origin) {
+                                   const xd_projection_origin *expected, xd_projection *out) {
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
@@ -33194,23 +33224,20 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
     XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));
     XD_TRY(xdi_projfile_check_rows(ctx, &f));
-    XD_TRY(xdi_projfile_build(ctx, &f, out));
-    if (origin) *origin = f.origin;
-    return XD_OK;
+    return xdi_projfile_build(ctx, &f, out);
 }
 
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin) {
-    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
+                                           const xd_projection_origin *expected, xd_projection *out) {
+    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out);
 }
 
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin) {
+                                    xd_projection *out) {
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
-    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
+    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out);
     xd_release(ctx, data);
     return result;
 }
@@ -33495,23 +33522,23 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
 }
 
 /* Checks and memory on this rank alone; to be closed in any case. */
-static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                  const char *name, const xd_rows *rows, const int64_t *columns, int64_t k,
-                                  xdi_project_call *p) {
+static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
+                                  const xd_rows *rows, xdi_project_call *p) {
+    const xd_projection *projection = d->projection;
     memset(p, 0, sizeof *p);
     p->ctx = ctx;
     p->kernels = xd_ctx_kernels(ctx);
     p->launch = xd_ctx_launch(ctx);
-    p->vocab = xd_vocab_describe(vocab);
+    p->vocab = xd_vocab_describe(d->vocab);
     p->m = *projection;
-    p->columns = columns;
-    p->k = k;
+    p->columns = d->columns;
+    p->k = d->columns || d->k ? d->k : projection->teacher_size;
     p->on_device = p->kernels->device != XD_DEVICE_CPU;
-    XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, name, rows, -1));
     XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
                (long long)projection->student_size);
-    XD_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    XD_TRY(xdi_project_check_columns(ctx, projection, p->columns, p->k));
     return p->on_device ? xdi_project_bring(p) : XD_OK;
 }
 
@@ -33570,26 +33597,24 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     return XD_OK;
 }
 
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out) {
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "probs", &probs, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
-        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM);
+        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * p.k, XD_DTYPE_F64, XD_SUM);
     xdi_project_close(&p);
     return result;
 }
 
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
@@ -33865,28 +33890,29 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                             const xd_projection_options *options) {
-    xd_projection_origin origin;
-    origin.student_hash = xd_tokenizer_describe(student).hash;
-    origin.teacher_hash = xd_tokenizer_describe(teacher).hash;
-    origin.options = *options;
-    return origin;
+/* The options in force, checked, and the hashes of the tokenizers. */
+static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
+    const xd_projection_options usual = xd_projection_defaults();
+    memset(out, 0, sizeof *out);
+    out->options = xdi_projection_resolve(desc->options ? desc->options : &usual);
+    XD_TRY(xdi_projection_check_options(ctx, &out->options));
+    out->student_hash = xd_tokenizer_describe(desc->student).hash;
+    out->teacher_hash = xd_tokenizer_describe(desc->teacher).hash;
+    return XD_OK;
 }
 
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin) {
-    const xd_projection_options usual = xd_projection_defaults();
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report) {
+    xd_projection_origin origin;
     xd_projection_rows rows;
     xdi_build b;
     memset(&rows, 0, sizeof rows);
     memset(&b, 0, sizeof b);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     b.ctx = ctx;
-    b.options = xdi_projection_resolve(options ? options : &usual);
-    XD_TRY(xdi_projection_check_options(ctx, &b.options));
-    b.tokenizer[XDI_BUILD_STUDENT] = student;
-    b.tokenizer[XDI_BUILD_TEACHER] = teacher;
+    b.options = origin.options;
+    b.tokenizer[XDI_BUILD_STUDENT] = desc->student;
+    b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
     xdi_build_end(&b); /* the votes make room for the matrix */
@@ -33895,9 +33921,9 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
                                          b.info[XDI_BUILD_TEACHER].size, out);
     xd_projection_rows_destroy(ctx, &rows);
     if (result != XD_OK) return result;
+    out->origin = origin;
     b.report.entries = out->entries;
     if (report) *report = b.report;
-    if (origin) *origin = xdi_build_origin(student, teacher, &b.options);
     return XD_OK;
 }
 
@@ -33912,16 +33938,15 @@ static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     return true;
 }
 
-static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokenizer *student,
-                                  const xd_tokenizer *teacher, const xd_projection_origin *origin,
-                                  xd_projection *out, bool *built) {
+static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
+                                  const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
     if (xdi_build_is_file(ctx, path)) {
-        const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
+        const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
-    XD_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
-    const xd_result written = xd_projection_save(ctx, path, &made, origin);
+    XD_TRY(xd_projection_build(ctx, desc, &made, NULL));
+    const xd_result written = xd_projection_save(ctx, path, &made);
     if (written == XD_OK) {
         *out = made;
         *built = true;
@@ -33931,21 +33956,18 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
     return written;
 }
 
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built) {
-    const xd_projection_options usual = xd_projection_defaults();
-    const xd_projection_options resolved = xdi_projection_resolve(options ? options : &usual);
     char name[XD_PROJECTION_NAME_BYTES];
+    xd_projection_origin origin;
     bool fresh = false;
-    XD_TRY(xdi_projection_check_options(ctx, &resolved));
-    const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     xd_projection_cache_name(&origin, name);
     const size_t room = strlen(directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
     snprintf(path, room, "%s/%s", directory, name);
-    const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
+    const xd_result result = xdi_build_cached(ctx, path, desc, &origin, out, &fresh);
     xd_release(ctx, path);
     if (result == XD_OK && built) *built = fresh;
     return result;
@@ -40836,12 +40858,11 @@ static void xdi_uld_push(xd_alignment *a, int64_t s0, int64_t s1, int64_t t0, in
 }
 
 /* A pair of groups ends where both sides have a token that ends; what is left over is the last pair. */
-static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, const xd_uld_trl_side *teacher,
-                             xdi_uld_span t, xd_alignment *out) {
+static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_span t, xd_alignment *out) {
     const int64_t s_end = s.first + s.count, t_end = t.first + t.count;
     int64_t i = s.first, j = t.first, s0 = i, t0 = j;
     while (i < s_end && j < t_end) {
-        const int64_t a = student->spans[i].end, b = teacher->spans[j].end;
+        const int64_t a = d->student.spans[i].end, b = d->teacher.spans[j].end;
         if (a <= b) i++;
         if (b <= a) j++;
         if (a != b) continue;
@@ -40852,22 +40873,20 @@ static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, con
     xdi_uld_push(out, s0, s_end, t0, t_end);
 }
 
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out) {
-    const xdi_uld_span s = xdi_uld_span_of(student), t = xdi_uld_span_of(teacher);
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
     out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
     XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
     if (most <= 0) return XD_OK;
-    if (extended)
-        xdi_uld_extended(student, s, teacher, t, out);
+    if (desc->extended)
+        xdi_uld_extended(desc, s, t, out);
     else
         for (int64_t i = 0; i < most; i++)
             xdi_uld_push(out, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
     /* the first token of a sequence has no row before it */
-    if (merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
+    if (desc->merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
         memmove(out->chunks, out->chunks + 1, (size_t)--out->count * sizeof *out->chunks);
     return XD_OK;
 }
@@ -40886,20 +40905,19 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
     return out->position_begin < out->position_end && out->vocabulary_begin < out->vocabulary_end;
 }
 
-static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
-    XD_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
-               "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
-               (long long)vocabulary);
-    for (int64_t i = 0; i < count; i++) {
-        const xd_teacher_shard *s = &shards[i];
+static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
+               "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
+               (long long)d->vocabulary);
+    for (int64_t i = 0; i < d->count; i++) {
+        const xd_teacher_shard *s = &d->shards[i];
         XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
                    (long long)s->vocabulary_end);
-        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= d->vocabulary, XD_ERROR_ARGUMENT,
                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
-                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)d->vocabulary);
     }
     return XD_OK;
 }
@@ -40910,10 +40928,11 @@ static bool xdi_route_overlap(const xd_teacher_shard *a, const xd_teacher_shard 
 }
 
 /* Disjoint rectangles whose areas add up to the window's cover it. */
-static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
+static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    const xd_teacher_shard *shards = d->shards;
+    const int64_t begin = d->begin, end = d->end;
     int64_t area = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < d->count; i++) {
         xd_teacher_shard mine, other;
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
@@ -40922,25 +40941,25 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, in
                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
     }
-    XD_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, area == (end - begin) * d->vocabulary, XD_ERROR_SHAPE,
                "shards hold %lld of the window's %lld logits", (long long)area,
-               (long long)((end - begin) * vocabulary));
+               (long long)((end - begin) * d->vocabulary));
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
+    const xd_teacher_shard *shards = desc->shards;
     int64_t n = 0;
-    XD_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
-    XD_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
-    for (int64_t i = 0; i < count; i++) {
+    XD_TRY(xdi_route_check(ctx, desc));
+    XD_TRY(xdi_route_cover(ctx, desc));
+    for (int64_t i = 0; i < desc->count; i++) {
         xd_teacher_shard part;
-        if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
+        if (!xdi_route_cut(&shards[i], desc->begin, desc->end, &part)) continue;
         pieces[n].shard = i;
         pieces[n].from_position = part.position_begin - shards[i].position_begin;
         pieces[n].from_column = 0;
-        pieces[n].to_position = part.position_begin - begin;
+        pieces[n].to_position = part.position_begin - desc->begin;
         pieces[n].to_column = part.vocabulary_begin;
         pieces[n].positions = part.position_end - part.position_begin;
         pieces[n++].columns = part.vocabulary_end - part.vocabulary_begin;
@@ -42398,4 +42417,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c41f827fb8472576fdd7691a5c02afe7e8b3417eae20b36a0f5c97e9c09abbda */
+/* xdistill sha256 9143c40e3605a8c40ce9a6a6633184c041595d073d04959daa80d1ba6767e14c */

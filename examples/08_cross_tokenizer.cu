@@ -91,7 +91,8 @@ int main(void) {
     const xd_align_side a = { side[0].tokens.spans, NULL, NULL, NULL, side[0].tokens.count };
     const xd_align_side b = { side[1].tokens.spans, NULL, NULL, NULL, side[1].tokens.count };
     if (r == XD_OK) r = xd_align_bytes(ctx, &a, &b, &both, NULL);
-    if (r == XD_OK) r = xd_projection_build(ctx, side[0].tokenizer, side[1].tokenizer, NULL, &m, NULL, NULL);
+    const xd_projection_desc pair = { side[0].tokenizer, side[1].tokenizer, NULL };
+    if (r == XD_OK) r = xd_projection_build(ctx, &pair, &m, NULL);
     const size_t size = (size_t)(a.count * side[0].vocabulary);
     for (int i = 0; i < 2 && r == XD_OK; i++) {
         const size_t bytes = (size_t)(side[i].tokens.count * side[i].vocabulary) * sizeof(float);

@@ -156,6 +156,22 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
+typedef struct xd_projection_options {
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
 /* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
 typedef struct xd_projection {
     int64_t student_size, teacher_size, entries;
@@ -165,6 +181,9 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
+    xd_projection_origin
+        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
+                                  * way sets it before xd_projection_save */
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
@@ -173,9 +192,15 @@ typedef struct xd_projection {
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
-/* From a list of cells in any order; equal ones are added up. */
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+/* A matrix as a list of its cells. */
+typedef struct xd_projection_cells {
+    const xd_vote *cells; /* [count] in any order; equal ones are added up */
+    int64_t count;
+    int64_t student_size, teacher_size; /* of the vocabularies; larger when a cell needs it */
+} xd_projection_cells;
+
+/* From a list of cells. Errors: as xd_projection_from_rows. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *cells, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
 XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);

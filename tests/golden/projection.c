@@ -450,7 +450,8 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
         cells[i].teacher_id = (int32_t)index.values[value.count + i];
         cells[i].weight = value.values[i];
     }
-    return xd_projection_from_cells(golden_ctx(c), cells, value.count, student, teacher, out);
+    const xd_projection_cells list = { cells, value.count, student, teacher };
+    return xd_projection_from_cells(golden_ctx(c), &list, out);
 }
 
 /* The place of a teacher id in a sorted list of columns; the id itself without a list; -1 when it is not

@@ -894,22 +894,24 @@ typedef struct xd_topology {
     const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
 } xd_topology;
 
-/* Axes over a world of world_size ranks.
- *
- *   axes    axis_count of them, slowest first
- *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
- *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
- * sizes do not multiply to the number of ranks, or do not divide it for -1). */
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out);
+/* Axes and the ranks that they order. */
+typedef struct xd_topology_desc {
+    const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
+    int axis_count;
+    const char
+        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); the axes then come
+                        * in any order, and one of size 1 that is left out becomes the slowest. NULL -> none */
+    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> all of the world in order */
+    int rank_count;
+    int world_size; /* required */
+} xd_topology_desc;
 
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
- * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
- * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
- * Errors: ARGUMENT, TOPOLOGY as above. */
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out);
+/* Axes over a world of world_size ranks. Borrows desc->ranks. Pure.
+ *
+ * Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks; an order with a name that is unknown or
+ * repeated, one that leaves out an axis above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the sizes do not multiply
+ * to the number of ranks, or do not divide it for -1). */
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out);
 
 /* What happens over the data axis in the configuration form. */
 typedef enum xd_data_parallel {
@@ -950,10 +952,18 @@ typedef struct xd_expert_desc {
 XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
                                      xd_topology *expert);
 
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+/* One axis that becomes several. */
+typedef struct xd_unflatten_desc {
+    const char *axis; /* required; the one to split */
+    const xd_axis
+        *parts; /* required; [part_count], slowest first; their sizes multiply to that of the axis */
+    int part_count;
+} xd_unflatten_desc;
+
+/* Splits one axis into several with the same product, row-major; the rank list stays. Pure. Errors: ARGUMENT,
  * TOPOLOGY. */
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out);
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out);
 
 /* Index of the axis of that name; -1 when there is none. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
@@ -1053,8 +1063,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 
 /* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out);
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
  * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
@@ -1253,16 +1262,16 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
  * outside the mesh). Partial values are reduced. Collective over the world. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
- * world.
+/* The whole tensor, or a window of it, dense, on one rank of the world.
  *
- *   out   on root: product of (end - begin) elements; NULL elsewhere
+ *   window   [ndim] the indices of each dimension, the same on every rank; NULL -> all
+ *   out      on root: as many elements as the window has; NULL elsewhere
  *
  * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
- * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
- * range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out);
+ * memory on root for what arrives; gather windows to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * window outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out);
 
 
 /* Losses. */
@@ -1664,6 +1673,12 @@ typedef struct xd_text {
     int64_t size;
 } xd_text;
 
+/* Strings of tokens: those of a vocabulary by id, or of a sequence in order. */
+typedef struct xd_texts {
+    const xd_text *texts; /* [count] */
+    int64_t count;
+} xd_texts;
+
 /* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
  * same role at the same place. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
@@ -1794,15 +1809,21 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *byte
 /* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
 
+/* What to decode, and where to. */
+typedef struct xd_decode_desc {
+    const int32_t *ids; /* [count] */
+    int64_t count;
+    bool skip_special; /* leave SPECIAL tokens out instead of spelling their names */
+    char *out; /* [capacity] receives the bytes, without a NUL; NULL with capacity 0 to ask for the length */
+    size_t capacity;
+} xd_decode_desc;
+
 /* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
  *
- *   skip_special   leave SPECIAL tokens out instead of spelling their names
- *   out            room for `capacity` bytes; NULL with 0 to ask for the length
- *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
+ *   length   bytes of the whole answer, also when it did not fit; then desc->out holds its beginning
  *
  * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
-                                     int64_t count, bool skip_special, char *out, size_t capacity,
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
 /* ---- encoding ---- */
@@ -1920,11 +1941,14 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
- * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
- * too. [count] each. Allocates nothing. */
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count);
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+ * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
+ *
+ *   tokens   the side as it was aligned; only mask and count are looked at
+ *
+ * Local. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact);
 
 /* Frees the chunks; an empty alignment is fine. */
 XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
@@ -1978,10 +2002,9 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
-    const xd_text *student, *teacher; /* vocabulary strings, by id */
-    int64_t student_count, teacher_count;
-    double threshold;  /* least similarity of a pair */
-    int64_t max_pairs; /* best pairs a student token keeps */
+    xd_texts student, teacher; /* vocabularies */
+    double threshold;          /* least similarity of a pair */
+    int64_t max_pairs;         /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -2034,9 +2057,8 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
 /* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
  * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count);
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher);
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
@@ -2052,25 +2074,29 @@ typedef struct xd_projection_cut_desc {
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
+/* What is kept of similarities. */
+typedef struct xd_similarity_desc {
+    int64_t k;        /* entries of a row, at least 1 */
+    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+} xd_similarity_desc;
+
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
- * largest, normalised, the best k; entries below threshold lose their id but keep their weight
- * (minimal_projection_generator.py).
+ * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [rows, columns]
- */
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+ *   similarities  [student ids, teacher ids] f32, memory of the host
+ *
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
 /* The same with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student_count, width]
- *   teacher  [teacher_count, width]
+ *   student  [student ids, width] f32, memory of the host
+ *   teacher  [teacher ids, width] likewise
  */
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out);
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out);
 
 /* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
  * reference's one-sided Sinkhorn step: repeating it changes nothing. */
@@ -2081,6 +2107,22 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
+typedef struct xd_projection_options {
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
 /* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
 typedef struct xd_projection {
     int64_t student_size, teacher_size, entries;
@@ -2090,6 +2132,9 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
+    xd_projection_origin
+        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
+                                  * way sets it before xd_projection_save */
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
@@ -2098,9 +2143,15 @@ typedef struct xd_projection {
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
-/* From a list of cells in any order; equal ones are added up. */
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+/* A matrix as a list of its cells. */
+typedef struct xd_projection_cells {
+    const xd_vote *cells; /* [count] in any order; equal ones are added up */
+    int64_t count;
+    int64_t student_size, teacher_size; /* of the vocabularies; larger when a cell needs it */
+} xd_projection_cells;
+
+/* From a list of cells. Errors: as xd_projection_from_rows. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *cells, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
 XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
@@ -2146,22 +2197,6 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *
  * and nothing behind it. All calls are local. */
 
-/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
-typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
-    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
-    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
-} xd_projection_options;
-
-/* What a projection was made of: it is right for these two tokenizers only. */
-typedef struct xd_projection_origin {
-    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
-    xd_projection_options options;
-} xd_projection_origin;
-
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
     XD_PROJECTION_NAME_BYTES = 128
@@ -2174,28 +2209,25 @@ XD_API xd_projection_options xd_projection_defaults(void);
  * Equal origins have equal names, and different ones different names. Pure. */
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
-/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
- * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin);
+/* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
  *
  *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy
- *   origin    what the file says; NULL when it is not needed
+ *   out       free with xd_projection_destroy; its origin is what the file says
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
  * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin);
+                                    xd_projection *out);
 
 /* The same over bytes in memory, which are not needed after the call. */
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin);
+                                           const xd_projection_origin *expected, xd_projection *out);
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
@@ -2220,6 +2252,12 @@ typedef struct xd_projection_report {
     double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
 } xd_projection_report;
 
+/* Two tokenizers and how to build their projection. */
+typedef struct xd_projection_desc {
+    const xd_tokenizer *student, *teacher; /* required */
+    const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
+} xd_projection_desc;
+
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
  * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
@@ -2229,18 +2267,15 @@ typedef struct xd_projection_report {
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
- *   options  NULL -> xd_projection_defaults()
- *   out      [student's size, teacher's size]; free with xd_projection_destroy
+ *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
  *   report   NULL when it is not needed
- *   origin   for xd_projection_save; NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
  * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
  * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin);
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report);
 
 /* The projection from a directory of them: read when a file with the cache name is there, else built and
  * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
@@ -2250,8 +2285,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
  *   built      false when it was read; NULL when it does not matter
  *
  * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built);
 
 #endif
@@ -2322,12 +2356,20 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project */
 
+/* Between which vocabularies, and for which of the teacher's ids. */
+typedef struct xd_project_desc {
+    const xd_vocab *vocab;           /* required; the student's */
+    const xd_projection *projection; /* required; M below */
+    const int64_t *columns;          /* [k] teacher ids, ascending; NULL -> all of them */
+    int64_t k;                       /* without columns M's teacher_size, or 0, which stands for it */
+} xd_project_desc;
+
 /* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
  * columns.
  *
- *   probs    [T, V/tp] f32 or bf16; this rank's columns
- *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
- *   out      [T, k], the same on every rank of the vocabulary
+ *   desc   read during the call
+ *   probs  [T, V/tp] f32 or bf16; this rank's columns
+ *   out    [T, k], the same on every rank of the vocabulary
  *
  * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
  * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
@@ -2339,8 +2381,7 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
  * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
@@ -2348,8 +2389,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_project
  *
  *   weight    [T, k]
  *   gradient  [T, V/tp] */
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient);
 
 /* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
@@ -3296,15 +3336,22 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
- * changed.
+/* How to fill an average. Zero is the default of every field. */
+typedef struct xd_ema_load_desc {
+    const xd_ema_record
+        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
+                                  * average counts as initialized when every parameter was filled or the record says
+                                  * so */
+    bool lenient; /* false -> every name must be in both lists, tied names apart */
+} xd_ema_load_desc;
+
+/* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
  *
- *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
- *            counts as initialized when every parameter was filled or the record says so
+ *   desc   NULL -> defaults
  *
- * Further errors: FORMAT for a record of another version. */
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match);
+ * Local. Further errors: FORMAT for a record of another version. */
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match);
 
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
@@ -3549,27 +3596,25 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 /* >>compat/align_dp */
 
-/* Settings of xd_align_dp. */
+/* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
+    xd_texts student,
+        teacher; /* sequences of surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
     int max_combination; /* tokens that one token may match; 0 -> 4 */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
- * programme over token surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>"), anchored by
- * unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
+ * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
  * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
  * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out);
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
  * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
  * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score);
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
+                                  double *score);
 
 /* >>compat/compat */
 
@@ -3614,12 +3659,17 @@ typedef struct xd_uld_trl_side {
     bool skip_eos; /* the last token of the span is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
- * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
- * MEMORY. */
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out);
+/* A sequence as TRL cuts it. */
+typedef struct xd_uld_trl_desc {
+    xd_uld_trl_side student, teacher;
+    bool extended; /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge
+        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+} xd_uld_trl_desc;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
+ * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif
 #ifndef XDISTILL_NO_TEACHER
@@ -3644,16 +3694,22 @@ typedef struct xd_teacher_piece {
     int64_t positions, columns;
 } xd_teacher_piece;
 
-/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
+/* What the ranks of a teacher hold, and the part of it that is wanted. */
+typedef struct xd_teacher_route_desc {
+    const xd_teacher_shard *shards; /* [count]; empty ones, and those outside the window, give no piece */
+    int64_t count;
+    int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
+    int64_t vocabulary;
+} xd_teacher_route_desc;
+
+/* The pieces of the window, in the order of the shards.
  *
- *   shards  [count]; empty ones, and those outside the window, give no piece
- *   pieces  [count]; *piece_count of them are written
+ *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
  * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
  * some of it is in no shard, with how much. */
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
 /* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
@@ -5343,19 +5399,23 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_teacher_shard XDISTILL_NO_COMPAT_leaves_out_xd_teacher_shard
 #    define xd_teacher_piece XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece
+#    define xd_teacher_route_desc XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route_desc
 #    define xd_teacher_route (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_route)
 #    define xd_teacher_piece_copy (XDISTILL_NO_COMPAT_leaves_out_xd_teacher_piece_copy)
 #elif defined(XDISTILL_NO_TEACHER)
 #    define xd_teacher_shard XDISTILL_NO_TEACHER_leaves_out_xd_teacher_shard
 #    define xd_teacher_piece XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece
+#    define xd_teacher_route_desc XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route_desc
 #    define xd_teacher_route (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_route)
 #    define xd_teacher_piece_copy (XDISTILL_NO_TEACHER_leaves_out_xd_teacher_piece_copy)
 #endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_uld_trl_side XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_side
+#    define xd_uld_trl_desc XDISTILL_NO_COMPAT_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_COMPAT_leaves_out_xd_compat_uld_chunks)
 #elif defined(XDISTILL_NO_XTOKEN)
 #    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
+#    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
 #if defined(XDISTILL_NO_TEACHER)
@@ -5405,9 +5465,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_tokenizer_info XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_info
 #    define xd_token_kind XDISTILL_NO_TEXT_leaves_out_xd_token_kind
 #    define xd_token XDISTILL_NO_TEXT_leaves_out_xd_token
+#    define xd_decode_desc XDISTILL_NO_TEXT_leaves_out_xd_decode_desc
 #    define xd_encode_desc XDISTILL_NO_TEXT_leaves_out_xd_encode_desc
 #    define xd_encoding XDISTILL_NO_TEXT_leaves_out_xd_encoding
 #    define xd_projection_report XDISTILL_NO_TEXT_leaves_out_xd_projection_report
+#    define xd_projection_desc XDISTILL_NO_TEXT_leaves_out_xd_projection_desc
 #    define xd_tokenizer_load (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load)
 #    define xd_tokenizer_load_memory (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_load_memory)
 #    define xd_tokenizer_destroy (XDISTILL_NO_TEXT_leaves_out_xd_tokenizer_destroy)
@@ -19654,8 +19716,8 @@ static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int 
 
 static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     int fills = 0;
-    XD_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-               "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    XD_REQUIRE(ctx, axes && axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "%d axes given%s, 1 to %d are possible", axis_count, axes ? "" : " at NULL", XD_MESH_AXES_MAX);
     for (int i = 0; i < axis_count; i++) {
         XD_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
@@ -19676,12 +19738,12 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out) {
+/* The axes of a desc as they come, slowest first. */
+static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
+                                      xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    const int available = ranks ? rank_count : world_size;
+    const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
@@ -19700,11 +19762,11 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
         product = available;
     }
     XD_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
-               (int)product, ranks ? "the list has" : "the world has", available);
-    if (ranks) XD_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+               (int)product, d->ranks ? "the list has" : "the world has", available);
+    if (d->ranks) XD_TRY(xdi_topology_check_ranks(ctx, d->ranks, d->rank_count, d->world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
-    t.ranks = ranks;
+    t.ranks = d->ranks;
     *out = t;
     return XD_OK;
 }
@@ -19748,19 +19810,30 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out) {
+/* The axes in the order of the string, slowest first. */
+static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_axis *sorted) {
     int sequence[XD_MESH_AXES_MAX];
+    XD_REQUIRE(ctx, d->axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XD_TRY(xdi_topology_parse_order(ctx, d->order, d->axes, d->axis_count, sequence));
+    for (int i = 0; i < d->axis_count; i++) sorted[d->axis_count - 1 - i] = d->axes[sequence[i]];
+    return XD_OK;
+}
+
+/* Context and expert parallelism share ranks: one grid has one of them. */
+static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
+    const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
+    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
+               "cp is %d and ep is %d: one grid cannot have both above 1", t->size[cp], t->size[ep]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out) {
     xd_axis sorted[XD_MESH_AXES_MAX];
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    XD_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
-    XD_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
-    for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
-    const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
-    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
-               "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    XD_TRY(xdi_topology_check_axes(ctx, desc->axes, desc->axis_count));
+    if (desc->order) XD_TRY(xdi_topology_sort(ctx, desc, sorted));
+    XD_TRY(xdi_topology_lay_out(ctx, desc, desc->order ? sorted : desc->axes, &t));
+    if (desc->order) XD_TRY(xdi_topology_check_order(ctx, &t));
     *out = t;
     return XD_OK;
 }
@@ -19790,7 +19863,12 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
         memset(out, 0, sizeof *out);
         return XD_OK;
     }
-    return xd_topology_create(ctx, axes, count, NULL, 0, world_size, out);
+    xd_topology_desc d;
+    memset(&d, 0, sizeof d);
+    d.axes = axes;
+    d.axis_count = count;
+    d.world_size = world_size;
+    return xd_topology_create(ctx, &d, out);
 }
 
 static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
@@ -19806,7 +19884,13 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
         axes[i].name = names[i];
         axes[i].size = sizes[i];
     }
-    return xd_topology_from_order(ctx, d->order, axes, 5, d->world_size, out);
+    xd_topology_desc grid;
+    memset(&grid, 0, sizeof grid);
+    grid.axes = axes;
+    grid.axis_count = 5;
+    grid.order = d->order;
+    grid.world_size = d->world_size;
+    return xd_topology_create(ctx, &grid, out);
 }
 
 /* Position of a rank inside its pipeline group and the first rank of that group. */
@@ -19863,29 +19947,40 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out) {
-    const int at = axis ? xd_topology_axis(topology, axis) : -1;
-    xd_axis axes[XD_MESH_AXES_MAX];
+/* The size of the axis that is split, over its parts. */
+static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
+                                          const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
-    int count = 0;
-    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XD_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
-               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
+               d->axis ? d->axis : "");
+    XD_REQUIRE(ctx, d->part_count >= 1 && topology->axis_count - 1 + d->part_count <= XD_MESH_AXES_MAX,
+               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
-    XD_TRY(xdi_topology_check_axes(ctx, parts, part_count));
-    for (int i = 0; i < part_count; i++) product *= parts[i].size;
+    XD_TRY(xdi_topology_check_axes(ctx, d->parts, d->part_count));
+    for (int i = 0; i < d->part_count; i++) product *= d->parts[i].size;
     XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
-               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, d->axis,
                topology->size[at]);
-    for (int i = 0; i < topology->axis_count; i++) {
-        for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
-        if (i == at) continue;
-        axes[count].name = topology->name[i];
-        axes[count++].size = topology->size[i];
-    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out) {
+    const int at = desc->axis ? xd_topology_axis(topology, desc->axis) : -1;
+    xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc d;
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    memset(&d, 0, sizeof d);
+    XD_TRY(xdi_topology_check_parts(ctx, topology, desc, at));
+    for (int i = 0; i < topology->axis_count; i++) {
+        for (int k = 0; i == at && k < desc->part_count; k++) axes[d.axis_count++] = desc->parts[k];
+        if (i == at) continue;
+        axes[d.axis_count].name = topology->name[i];
+        axes[d.axis_count++].size = topology->size[i];
+    }
+    d.axes = axes;
+    d.world_size = topology->rank_count;
+    XD_TRY(xd_topology_create(ctx, &d, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;
@@ -20289,6 +20384,7 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
 static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_topology *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc made;
     int count = 0;
     int64_t product = 1;
     XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
@@ -20306,9 +20402,13 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     }
     XD_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
-    return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
-                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
-                              out);
+    memset(&made, 0, sizeof made);
+    made.axes = axes;
+    made.axis_count = count;
+    made.ranks = d->topology ? d->topology->ranks : d->ranks;
+    made.rank_count = d->topology ? d->topology->rank_count : d->rank_count;
+    made.world_size = xd_comm_size(world);
+    return xd_topology_create(ctx, &made, out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -20530,8 +20630,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out) {
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -20539,8 +20638,7 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_comm *members;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result =
-        xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, desc, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)
@@ -21801,31 +21899,30 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
     return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
-static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin,
-                                   const int64_t *end, xd_region *window) {
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const xd_interval *window,
+                                   xd_region *region) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
-    *window = xd_region_whole(d->ndim, d->shape);
-    XD_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
-    for (int i = 0; begin && i < d->ndim; i++) {
-        XD_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                   "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
-                   (long long)end[i], i, (long long)d->shape[i]);
-        window->count[i] = begin[i] < end[i];
-        window->interval[i][0].begin = begin[i];
-        window->interval[i][0].end = end[i];
+    *region = xd_region_whole(d->ndim, d->shape);
+    for (int i = 0; window && i < d->ndim; i++) {
+        const xd_interval w = window[i];
+        XD_REQUIRE(ctx, w.begin >= 0 && w.begin <= w.end && w.end <= d->shape[i], XD_ERROR_ARGUMENT,
+                   "window [%lld, %lld) of dimension %d, whose extent is %lld", (long long)w.begin,
+                   (long long)w.end, i, (long long)d->shape[i]);
+        region->count[i] = w.begin < w.end;
+        region->interval[i][0] = w;
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out) {
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
-    xd_region window;
+    xd_region region;
     xd_result result = xdi_tensor_check(world, tensor, "source");
-    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, begin, end, &window);
+    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, window, &region);
     if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
-    return xdi_tensor_move(world, tensor, to, begin ? &window : NULL, result, out);
+    return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
 }
 
 
@@ -22604,11 +22701,12 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match) {
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match) {
+    const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
-    XD_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
@@ -24131,16 +24229,16 @@ static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
     size_t row_bytes;
     const int64_t rows = xdi_gather_rows(g, i, &row_bytes);
-    int64_t begin[XD_DIMS_MAX] = { 0 }, end[XD_DIMS_MAX] = { 0 };
+    xd_interval window[XD_DIMS_MAX];
     xd_result mine = XD_OK;
-    for (int d = 1; d < whole->ndim; d++) end[d] = whole->shape[d];
+    memset(window, 0, sizeof window);
+    for (int d = 1; d < whole->ndim; d++) window[d].end = whole->shape[d];
     for (int64_t row = 0; row < extent && row_bytes > 0; row += rows) {
         const int64_t count = rows < extent - row ? rows : extent - row;
-        const bool scalar = whole->ndim == 0;
-        begin[0] = row;
-        end[0] = row + count;
-        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
-                                scalar ? NULL : end, g->desc->root, g->slab));
+        window[0].begin = row;
+        window[0].end = row + count;
+        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, whole->ndim ? window : NULL,
+                                g->desc->root, g->slab));
         if (g->root && mine == XD_OK)
             mine = xd_weights_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
                                            g->slab);
@@ -27456,18 +27554,19 @@ XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name
     return xdi_tokenizer_special(t, name, strlen(name));
 }
 
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
-                                     bool skip_special, char *out, size_t capacity, size_t *length) {
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const xd_decode_desc *desc,
+                                     size_t *length) {
+    const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_token token = xd_tokenizer_token(t, ids[i]);
+    for (int64_t i = 0; i < desc->count; i++) {
+        const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
-                   (int)ids[i], (long long)i);
-        if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
+                   (int)desc->ids[i], (long long)i);
+        if (token.length == 0 || (desc->skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
         const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
         const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;
-        if (room > 0) memcpy(out + total, token.bytes + skip, bytes < room ? bytes : room);
+        if (room > 0) memcpy(desc->out + total, token.bytes + skip, bytes < room ? bytes : room);
         total += bytes;
         if (token.kind != XD_TOKEN_KIND_SPECIAL) first = false;
     }
@@ -31745,8 +31844,10 @@ XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
 
 #include <string.h>
 
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count) {
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact) {
+    const uint8_t *mask = tokens->mask;
+    const int64_t count = tokens->count;
     for (int64_t i = 0; i < count; i++) ids[i] = -1;
     if (exact) memset(exact, 0, (size_t)count);
     for (int64_t n = 0; n < alignment->count; n++) {
@@ -32357,9 +32458,9 @@ static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most
     return kept + 1;
 }
 
-static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
+static int64_t xdi_special_count(xd_texts all) {
     int64_t n = 0;
-    for (int64_t i = 0; i < count; i++) n += xdi_special_is(texts[i]);
+    for (int64_t i = 0; i < all.count; i++) n += xdi_special_is(all.texts[i]);
     return n;
 }
 
@@ -32368,19 +32469,21 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
-    const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
+    const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
-    const int64_t students = xdi_special_count(desc->student, desc->student_count);
+    const int64_t students = xdi_special_count(desc->student);
     const size_t room = (size_t)students * (size_t)most;
     xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
-    for (int64_t s = 0; s < desc->student_count && most > 0; s++) {
+    for (int64_t s = 0; s < desc->student.count && most > 0; s++) {
         int64_t mine = 0;
-        if (!xdi_special_is(desc->student[s])) continue;
-        for (int64_t t = 0; t < desc->teacher_count; t++) {
-            if (!xdi_special_is(desc->teacher[t])) continue;
-            const xd_special_pair pair = { s, t, xdi_special_similarity(desc->student[s], desc->teacher[t]) };
+        if (!xdi_special_is(desc->student.texts[s])) continue;
+        for (int64_t t = 0; t < desc->teacher.count; t++) {
+            if (!xdi_special_is(desc->teacher.texts[t])) continue;
+            const xd_special_pair pair = {
+                s, t, xdi_special_similarity(desc->student.texts[s], desc->teacher.texts[t])
+            };
             if (pair.similarity >= threshold) mine = xdi_special_insert(list + n, mine, most, pair);
         }
         n += mine;
@@ -32560,28 +32663,28 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
     }
 }
 
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count) {
-    XD_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
-               "%lld student strings for a projection of %lld rows", (long long)student_count,
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
+               "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
-    const size_t n = (size_t)teacher_count;
+    const size_t n = (size_t)teacher.count;
     xdi_mapping_string *strings =
         (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
     XD_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
-        strings[i].text = teacher[i];
+        strings[i].text = teacher.texts[i];
         strings[i].id = (int64_t)i;
         sorted[i] = &strings[i];
     }
     xdi_sort(sorted, n, xdi_mapping_compare);
-    for (int64_t s = 0; s < student_count; s++) {
-        const int64_t at = xdi_mapping_find(sorted, teacher_count, student[s]);
-        if (student[s].size == 0 || at == teacher_count) continue;
+    for (int64_t s = 0; s < student.count; s++) {
+        const int64_t at = xdi_mapping_find(sorted, teacher.count, student.texts[s]);
+        if (student.texts[s].size == 0 || at == teacher.count) continue;
         const xdi_mapping_string *found = (const xdi_mapping_string *)sorted[at];
-        if (xdi_mapping_compare_text(found->text, student[s]) == 0) xdi_mapping_set_exact(rows, s, found->id);
+        if (xdi_mapping_compare_text(found->text, student.texts[s]) == 0)
+            xdi_mapping_set_exact(rows, s, found->id);
     }
     xd_release(ctx, strings);
     return XD_OK;
@@ -32646,20 +32749,34 @@ static void xdi_mapping_similar_row(const float *similarities, int64_t columns, 
         if ((double)best->weights[i] < threshold) best->ids[i] = -1;
 }
 
+/* Rows of f32, one for each id of a vocabulary. */
+static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const char *name) {
+    XD_REQUIRE(ctx, x->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "%s are f32, not %s", name,
+               xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
+               "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    return XD_OK;
+}
+
 static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     XD_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)columns);
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of theirs a thread. */
+/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
 typedef struct xdi_mapping_similar {
-    const float *student, *teacher; /* similarities: student [rows, columns] */
-    float *cosines;                 /* [threads, columns] */
-    int64_t columns, width;
+    const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
+    float *cosines;                   /* [threads, columns] */
+    int64_t columns;
     double threshold;
     xd_projection_rows *rows;
 } xdi_mapping_similar;
+
+static const float *xdi_mapping_row(const xd_rows *x, int64_t r) {
+    return (const float *)x->data + r * (x->stride ? x->stride : x->cols);
+}
 
 static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
@@ -32667,18 +32784,19 @@ static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end,
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
-        xdi_mapping_similar_row(m->student + r * m->columns, m->columns, m->threshold, &best);
+        xdi_mapping_similar_row(xdi_mapping_row(m->student, r), m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    xdi_mapping_similar m = { similarities, NULL, NULL, columns, 0, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, columns));
-    XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
-    const xd_result result = xdi_parallel_range(ctx, rows, 1, xdi_mapping_similar_rows, &m);
+    xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
+    XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
+    const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
     if (result == XD_OK)
         *out = made;
     else
@@ -32694,34 +32812,37 @@ static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
 
 static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
-    const int64_t k = m->rows->k;
+    const int64_t k = m->rows->k, width = m->student->cols;
     float *cosines = m->cosines + slot * m->columns;
     for (int64_t r = begin; r < end; r++) {
-        const float *row = m->student + r * m->width;
-        const double length = sqrt(xdi_mapping_dot(row, row, m->width));
+        const float *row = xdi_mapping_row(m->student, r);
+        const double length = sqrt(xdi_mapping_dot(row, row, width));
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
         for (int64_t c = 0; c < m->columns; c++) {
-            const float *other = m->teacher + c * m->width;
-            const double product = length * sqrt(xdi_mapping_dot(other, other, m->width));
-            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, m->width) / product) : 0.0f;
+            const float *other = xdi_mapping_row(m->teacher, c);
+            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
         }
         xdi_mapping_similar_row(cosines, m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out) {
-    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher_count;
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out) {
+    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher.rows;
     xd_projection_rows made;
-    xdi_mapping_similar m = { student, teacher, NULL, teacher_count, width, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
+    xdi_mapping_similar m = { &student, &teacher, NULL, teacher.rows, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &student, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_rows(ctx, &teacher, "the teacher's embeddings"));
+    XD_REQUIRE(ctx, student.cols == teacher.cols, XD_ERROR_SHAPE,
+               "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
+               (long long)teacher.cols);
+    XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
-    xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
+    xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);
     if (result == XD_OK) {
-        result = xdi_parallel_range(ctx, student_count, 1, xdi_mapping_embedded_rows, &m);
+        result = xdi_parallel_range(ctx, student.rows, 1, xdi_mapping_embedded_rows, &m);
         if (result == XD_OK)
             *out = made;
         else
@@ -32750,6 +32871,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     int64_t *begin = (int64_t *)(void *)memory;
     int32_t *ids = (int32_t *)(void *)(memory + begins);
     float *weights = (float *)(void *)(ids + 2 * entries);
+    memset(out, 0, sizeof *out);
     out->student_size = student_size;
     out->teacher_size = teacher_size;
     out->entries = entries;
@@ -32789,9 +32911,10 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
     column[0] = 0;
 }
 
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out) {
-    const xd_vote *sorted = NULL;
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+    const xd_vote *cells = list->cells, *sorted = NULL;
+    const int64_t count = list->count;
+    int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -32815,17 +32938,17 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
-    int64_t count = 0;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
+    xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
             if (rows->ids[i] < 0) continue;
-            cells[count].student_id = (int32_t)r;
-            cells[count].teacher_id = rows->ids[i];
-            cells[count++].weight = (double)rows->weights[i];
+            cells[list.count].student_id = (int32_t)r;
+            cells[list.count].teacher_id = rows->ids[i];
+            cells[list.count++].weight = (double)rows->weights[i];
         }
-    const xd_result result = xd_projection_from_cells(ctx, cells, count, student_size, teacher_size, out);
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
     xd_release(ctx, cells);
     return result;
 }
@@ -33002,16 +33125,15 @@ static float xdi_projfile_get_float(const unsigned char *at) {
 
 /* ---- writing ---- */
 
-static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
-                                    const xd_projection_origin *origin) {
-    const xd_projection_options o = xdi_projection_resolve(&origin->options);
+static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p) {
+    const xd_projection_options o = xdi_projection_resolve(&p->origin.options);
     memcpy(file, XDI_PROJFILE_MAGIC, 8);
     xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
     xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
     xdi_projfile_put(file + 24, (uint64_t)p->teacher_size, 8);
     xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
-    xdi_projfile_put(file + 40, origin->student_hash, 8);
-    xdi_projfile_put(file + 48, origin->teacher_hash, 8);
+    xdi_projfile_put(file + 40, p->origin.student_hash, 8);
+    xdi_projfile_put(file + 48, p->origin.teacher_hash, 8);
     xdi_projfile_put(file + 56, (uint64_t)o.max_pieces, 4);
     xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
     xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
@@ -33029,10 +33151,9 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
     }
 }
 
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin) {
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection) {
     const xd_projection *p = projection;
-    const xd_projection_options options = xdi_projection_resolve(&origin->options);
+    const xd_projection_options options = xdi_projection_resolve(&p->origin.options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
@@ -33044,7 +33165,7 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
     XD_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
-    xdi_projfile_put_header(file, p, origin);
+    xdi_projfile_put_header(file, p);
     xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
     xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
     const xd_result result = xd_file_save(ctx, path, file, bytes);
@@ -33174,15 +33295,15 @@ static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_proje
             cells[i].teacher_id = (int32_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
             cells[i].weight = (double)xdi_projfile_get_float(f->weight + 4 * i);
         }
-    const xd_result result =
-        xd_projection_from_cells(ctx, cells, f->entries, f->student_size, f->teacher_size, out);
+    const xd_projection_cells list = { cells, f->entries, f->student_size, f->teacher_size };
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
+    if (result == XD_OK) out->origin = f->origin;
     xd_release(ctx, cells);
     return result;
 }
 
 static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *data, size_t bytes,
-                                   const xd_projection_origin *expected, xd_projection *out,
-                                   xd_projection_origin *origin) {
+                                   const xd_projection_origin *expected, xd_projection *out) {
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
@@ -33190,23 +33311,20 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
     XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));
     XD_TRY(xdi_projfile_check_rows(ctx, &f));
-    XD_TRY(xdi_projfile_build(ctx, &f, out));
-    if (origin) *origin = f.origin;
-    return XD_OK;
+    return xdi_projfile_build(ctx, &f, out);
 }
 
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin) {
-    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
+                                           const xd_projection_origin *expected, xd_projection *out) {
+    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out);
 }
 
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin) {
+                                    xd_projection *out) {
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
-    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
+    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out);
     xd_release(ctx, data);
     return result;
 }
@@ -33491,23 +33609,23 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
 }
 
 /* Checks and memory on this rank alone; to be closed in any case. */
-static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                  const char *name, const xd_rows *rows, const int64_t *columns, int64_t k,
-                                  xdi_project_call *p) {
+static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
+                                  const xd_rows *rows, xdi_project_call *p) {
+    const xd_projection *projection = d->projection;
     memset(p, 0, sizeof *p);
     p->ctx = ctx;
     p->kernels = xd_ctx_kernels(ctx);
     p->launch = xd_ctx_launch(ctx);
-    p->vocab = xd_vocab_describe(vocab);
+    p->vocab = xd_vocab_describe(d->vocab);
     p->m = *projection;
-    p->columns = columns;
-    p->k = k;
+    p->columns = d->columns;
+    p->k = d->columns || d->k ? d->k : projection->teacher_size;
     p->on_device = p->kernels->device != XD_DEVICE_CPU;
-    XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, name, rows, -1));
     XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
                (long long)projection->student_size);
-    XD_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    XD_TRY(xdi_project_check_columns(ctx, projection, p->columns, p->k));
     return p->on_device ? xdi_project_bring(p) : XD_OK;
 }
 
@@ -33566,26 +33684,24 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     return XD_OK;
 }
 
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out) {
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "probs", &probs, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
-        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM);
+        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * p.k, XD_DTYPE_F64, XD_SUM);
     xdi_project_close(&p);
     return result;
 }
 
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
@@ -33771,10 +33887,10 @@ static xd_result xdi_build_special(xdi_build *b) {
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
-    desc.student = names;
-    desc.student_count = students;
-    desc.teacher = names + students;
-    desc.teacher_count = teachers;
+    desc.student.texts = names;
+    desc.student.count = students;
+    desc.teacher.texts = names + students;
+    desc.teacher.count = teachers;
     desc.threshold = b->options.special_threshold;
     desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
@@ -33861,28 +33977,29 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                             const xd_projection_options *options) {
-    xd_projection_origin origin;
-    origin.student_hash = xd_tokenizer_describe(student).hash;
-    origin.teacher_hash = xd_tokenizer_describe(teacher).hash;
-    origin.options = *options;
-    return origin;
+/* The options in force, checked, and the hashes of the tokenizers. */
+static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
+    const xd_projection_options usual = xd_projection_defaults();
+    memset(out, 0, sizeof *out);
+    out->options = xdi_projection_resolve(desc->options ? desc->options : &usual);
+    XD_TRY(xdi_projection_check_options(ctx, &out->options));
+    out->student_hash = xd_tokenizer_describe(desc->student).hash;
+    out->teacher_hash = xd_tokenizer_describe(desc->teacher).hash;
+    return XD_OK;
 }
 
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin) {
-    const xd_projection_options usual = xd_projection_defaults();
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report) {
+    xd_projection_origin origin;
     xd_projection_rows rows;
     xdi_build b;
     memset(&rows, 0, sizeof rows);
     memset(&b, 0, sizeof b);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     b.ctx = ctx;
-    b.options = xdi_projection_resolve(options ? options : &usual);
-    XD_TRY(xdi_projection_check_options(ctx, &b.options));
-    b.tokenizer[XDI_BUILD_STUDENT] = student;
-    b.tokenizer[XDI_BUILD_TEACHER] = teacher;
+    b.options = origin.options;
+    b.tokenizer[XDI_BUILD_STUDENT] = desc->student;
+    b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
     xdi_build_end(&b); /* the votes make room for the matrix */
@@ -33891,9 +34008,9 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
                                          b.info[XDI_BUILD_TEACHER].size, out);
     xd_projection_rows_destroy(ctx, &rows);
     if (result != XD_OK) return result;
+    out->origin = origin;
     b.report.entries = out->entries;
     if (report) *report = b.report;
-    if (origin) *origin = xdi_build_origin(student, teacher, &b.options);
     return XD_OK;
 }
 
@@ -33908,16 +34025,15 @@ static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     return true;
 }
 
-static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokenizer *student,
-                                  const xd_tokenizer *teacher, const xd_projection_origin *origin,
-                                  xd_projection *out, bool *built) {
+static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
+                                  const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
     if (xdi_build_is_file(ctx, path)) {
-        const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
+        const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
-    XD_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
-    const xd_result written = xd_projection_save(ctx, path, &made, origin);
+    XD_TRY(xd_projection_build(ctx, desc, &made, NULL));
+    const xd_result written = xd_projection_save(ctx, path, &made);
     if (written == XD_OK) {
         *out = made;
         *built = true;
@@ -33927,21 +34043,18 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
     return written;
 }
 
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built) {
-    const xd_projection_options usual = xd_projection_defaults();
-    const xd_projection_options resolved = xdi_projection_resolve(options ? options : &usual);
     char name[XD_PROJECTION_NAME_BYTES];
+    xd_projection_origin origin;
     bool fresh = false;
-    XD_TRY(xdi_projection_check_options(ctx, &resolved));
-    const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     xd_projection_cache_name(&origin, name);
     const size_t room = strlen(directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
     snprintf(path, room, "%s/%s", directory, name);
-    const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
+    const xd_result result = xdi_build_cached(ctx, path, desc, &origin, out, &fresh);
     xd_release(ctx, path);
     if (result == XD_OK && built) *built = fresh;
     return result;
@@ -40676,7 +40789,9 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
 }
 
 /* Strings as they are. */
-static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
+static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    const xd_text *tokens = all.texts;
+    const int64_t count = all.count;
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
@@ -40690,8 +40805,8 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
 }
 
 /* Canonical forms, and the canonical forms of those. */
-static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
-    XD_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+static xd_result xdi_dp_canonical_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    XD_TRY(xd_canonical_sequence(ctx, all.texts, all.count, &side->tokens));
     const int64_t n = side->tokens.count;
     xd_canonical *again = &side->again;
     XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
@@ -40734,11 +40849,11 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
-static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t student_count,
-                             int64_t teacher_count, xdi_dp *dp) {
+static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
+    const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
-    dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
+    dp->combination = desc->max_combination ? desc->max_combination : 4;
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -40759,10 +40874,9 @@ static void xdi_dp_close(xdi_dp *dp) {
     xd_release(dp->ctx, dp->trace);
 }
 
-static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
-                            int64_t teacher_count, xd_alignment *out) {
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out) {
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_anchored(dp));
     xdi_dp_merge_bad(dp);
@@ -40770,35 +40884,31 @@ static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out) {
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run(&dp, desc, out);
     xdi_dp_close(&dp);
     return result;
 }
 
-static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t student_count,
-                                    const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
+static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out,
                                     double *score) {
-    const xdi_dp_table x = { 0, student_count, 0, teacher_count };
-    XD_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    const int64_t n = desc->student.count, m = desc->teacher.count;
+    const xdi_dp_table x = { 0, n, 0, m };
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
-    XD_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
+    XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
+    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score) {
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
+                                  double *score) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result =
-        xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run_segment(&dp, desc, out, score);
     xdi_dp_close(&dp);
     return result;
 }
@@ -40890,12 +41000,11 @@ static void xdi_uld_push(xd_alignment *a, int64_t s0, int64_t s1, int64_t t0, in
 }
 
 /* A pair of groups ends where both sides have a token that ends; what is left over is the last pair. */
-static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, const xd_uld_trl_side *teacher,
-                             xdi_uld_span t, xd_alignment *out) {
+static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_span t, xd_alignment *out) {
     const int64_t s_end = s.first + s.count, t_end = t.first + t.count;
     int64_t i = s.first, j = t.first, s0 = i, t0 = j;
     while (i < s_end && j < t_end) {
-        const int64_t a = student->spans[i].end, b = teacher->spans[j].end;
+        const int64_t a = d->student.spans[i].end, b = d->teacher.spans[j].end;
         if (a <= b) i++;
         if (b <= a) j++;
         if (a != b) continue;
@@ -40906,22 +41015,20 @@ static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, con
     xdi_uld_push(out, s0, s_end, t0, t_end);
 }
 
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out) {
-    const xdi_uld_span s = xdi_uld_span_of(student), t = xdi_uld_span_of(teacher);
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
     out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
     XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
     if (most <= 0) return XD_OK;
-    if (extended)
-        xdi_uld_extended(student, s, teacher, t, out);
+    if (desc->extended)
+        xdi_uld_extended(desc, s, t, out);
     else
         for (int64_t i = 0; i < most; i++)
             xdi_uld_push(out, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
     /* the first token of a sequence has no row before it */
-    if (merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
+    if (desc->merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
         memmove(out->chunks, out->chunks + 1, (size_t)--out->count * sizeof *out->chunks);
     return XD_OK;
 }
@@ -40940,20 +41047,19 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
     return out->position_begin < out->position_end && out->vocabulary_begin < out->vocabulary_end;
 }
 
-static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
-    XD_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
-               "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
-               (long long)vocabulary);
-    for (int64_t i = 0; i < count; i++) {
-        const xd_teacher_shard *s = &shards[i];
+static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
+               "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
+               (long long)d->vocabulary);
+    for (int64_t i = 0; i < d->count; i++) {
+        const xd_teacher_shard *s = &d->shards[i];
         XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
                    (long long)s->vocabulary_end);
-        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= d->vocabulary, XD_ERROR_ARGUMENT,
                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
-                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)d->vocabulary);
     }
     return XD_OK;
 }
@@ -40964,10 +41070,11 @@ static bool xdi_route_overlap(const xd_teacher_shard *a, const xd_teacher_shard 
 }
 
 /* Disjoint rectangles whose areas add up to the window's cover it. */
-static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
+static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    const xd_teacher_shard *shards = d->shards;
+    const int64_t begin = d->begin, end = d->end;
     int64_t area = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < d->count; i++) {
         xd_teacher_shard mine, other;
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
@@ -40976,25 +41083,25 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, in
                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
     }
-    XD_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, area == (end - begin) * d->vocabulary, XD_ERROR_SHAPE,
                "shards hold %lld of the window's %lld logits", (long long)area,
-               (long long)((end - begin) * vocabulary));
+               (long long)((end - begin) * d->vocabulary));
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
+    const xd_teacher_shard *shards = desc->shards;
     int64_t n = 0;
-    XD_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
-    XD_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
-    for (int64_t i = 0; i < count; i++) {
+    XD_TRY(xdi_route_check(ctx, desc));
+    XD_TRY(xdi_route_cover(ctx, desc));
+    for (int64_t i = 0; i < desc->count; i++) {
         xd_teacher_shard part;
-        if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
+        if (!xdi_route_cut(&shards[i], desc->begin, desc->end, &part)) continue;
         pieces[n].shard = i;
         pieces[n].from_position = part.position_begin - shards[i].position_begin;
         pieces[n].from_column = 0;
-        pieces[n].to_position = part.position_begin - begin;
+        pieces[n].to_position = part.position_begin - desc->begin;
         pieces[n].to_column = part.vocabulary_begin;
         pieces[n].positions = part.position_end - part.position_begin;
         pieces[n++].columns = part.vocabulary_end - part.vocabulary_begin;
@@ -42452,4 +42559,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0a94e57c1d69deb1d27dc8c1bae238a5b1569b64d76a04b35492177eb8a3b3a4 */
+/* xdistill sha256 d071f265278e624de14cff1e03491aadaf5a10bb8bdc425ab3fa1d0f3d62e0fb */

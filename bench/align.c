@@ -68,8 +68,8 @@ static void run_sweep(align_case *c) {
 
 static void run_programme(align_case *c) {
     xd_alignment out;
-    require(c->ctx, xd_align_segment(c->ctx, c->student.strings, TOKENS, c->teacher.strings, TOKENS, NULL,
-                                     &out, NULL));
+    const xd_align_dp_desc desc = { { c->student.strings, TOKENS }, { c->teacher.strings, TOKENS }, 0 };
+    require(c->ctx, xd_align_segment(c->ctx, &desc, &out, NULL));
     xd_alignment_destroy(c->ctx, &out);
 }
 

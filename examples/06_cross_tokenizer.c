@@ -36,9 +36,9 @@ static xd_result open_side(xd_ctx *ctx, const char *path, side *s) {
 }
 
 /* Position t predicts token t + 1, and so takes its label and its chunk. */
-static void label(const xd_alignment *both, xd_chunk_side which, side *s) {
+static void label(const xd_alignment *both, xd_chunk_side which, const xd_align_side *tokens, side *s) {
     const int64_t last = s->tokens.count - 1;
-    xd_chunk_ids(both, which, NULL, s->chunks, NULL, last + 1);
+    xd_chunk_ids(both, which, tokens, s->chunks, NULL);
     for (int64_t t = 0; t < last; t++) s->chunks[t] = s->chunks[t + 1], s->labels[t] = s->tokens.ids[t + 1];
     s->chunks[last] = -1, s->labels[last] = XD_IGNORE_INDEX;
 }
@@ -51,10 +51,11 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     xd_vocab *vocab;
     xd_optimizer *optimizer;
     XD_TRY(xd_align_bytes(ctx, &a, &b, &both, NULL));
-    XD_TRY(xd_projection_build(ctx, student->tokenizer, teacher->tokenizer, NULL, &projection, NULL, NULL));
+    const xd_projection_desc pair = { .student = student->tokenizer, .teacher = teacher->tokenizer };
+    XD_TRY(xd_projection_build(ctx, &pair, &projection, NULL));
     XD_TRY(xd_vocab_create_even(ctx, NULL, student->vocabulary, &vocab));
-    label(&both, XD_CHUNK_STUDENT, student);
-    label(&both, XD_CHUNK_TEACHER, teacher);
+    label(&both, XD_CHUNK_STUDENT, &a, student);
+    label(&both, XD_CHUNK_TEACHER, &b, teacher);
     for (int64_t t = 0; t < b.count - 1; t++) /* a teacher that is rather sure of the next token */
         ((float *)teacher->logits.data)[t * teacher->vocabulary + teacher->labels[t]] = 12.0f;
     printf("%d and %d tokens, %d chunks\n", (int)a.count, (int)b.count, (int)both.count);
@@ -64,11 +65,9 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     one.student_chunks = student->chunks, one.teacher_chunks = teacher->chunks, one.chunks = both.count;
     xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.vocab = vocab, desc.teachers = &one, desc.teacher_count = 1;
-    desc.student = student->logits, desc.common.gradient = student->gradient;
-    desc.common.labels.data = student->labels;
-    const int64_t count = a.count * student->vocabulary;
-    const xd_param table = { "logits", desc.student.data, student->gradient.data, XD_DTYPE_F32, .count = count };
-    xd_optimizer_desc adamw = xd_adamw_defaults(&table, 1);
+    desc.student = student->logits, desc.common.gradient = student->gradient, desc.common.labels.data = student->labels;
+    const xd_param p = { "logits", desc.student.data, student->gradient.data, XD_DTYPE_F32, .count = a.count * desc.student.cols };
+    xd_optimizer_desc adamw = xd_adamw_defaults(&p, 1);
     adamw.learning_rate = 0.2;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
     for (int step = 0; step <= STEPS; step++) {

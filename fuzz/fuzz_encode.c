@@ -45,11 +45,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         for (int64_t i = 0; i < e.count; at = e.spans[i++].end)
             FUZZ_CHECK(f == 0 ? e.spans[i].begin == at : e.spans[i].begin <= at && e.spans[i].end >= at);
         FUZZ_CHECK(at == (int64_t)bytes);
-        FUZZ_CHECK(xd_tokenizer_decode(ctx, tokenizers[f], e.ids, e.count, false, NULL, 0, &length) == XD_OK);
+        FUZZ_CHECK(xd_tokenizer_decode(ctx, tokenizers[f],
+                                       &(xd_decode_desc){ .ids = e.ids, .count = e.count },
+                                       &length) == XD_OK);
         if (f > 0) continue;
         char *back = (char *)malloc(bytes + 1);
-        FUZZ_CHECK(xd_tokenizer_decode(ctx, tokenizers[f], e.ids, e.count, false, back, bytes, &length) ==
-                   XD_OK);
+        FUZZ_CHECK(xd_tokenizer_decode(
+                       ctx, tokenizers[f],
+                       &(xd_decode_desc){ .ids = e.ids, .count = e.count, .out = back, .capacity = bytes },
+                       &length) == XD_OK);
         FUZZ_CHECK(length == bytes && (bytes == 0 || memcmp(back, data, bytes) == 0));
         free(back);
     }

@@ -33,7 +33,8 @@ static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
             end = e.spans[i].end;
         }
         FUZZ_CHECK(end < (int64_t)sizeof text);
-        FUZZ_CHECK(xd_tokenizer_decode(ctx, tokenizer, e.ids, e.count, false, NULL, 0, &length) == XD_OK);
+        FUZZ_CHECK(xd_tokenizer_decode(ctx, tokenizer, &(xd_decode_desc){ .ids = e.ids, .count = e.count },
+                                       &length) == XD_OK);
     }
     xd_encoder_destroy(encoder);
 }

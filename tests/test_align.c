@@ -25,8 +25,8 @@ static void check_dp(const char *student, const char *teacher, const char *expec
     xd_ctx *ctx = NULL;
     xd_alignment a;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    const int64_t n = split(student, s), m = split(teacher, t);
-    CHECK_EQ_INT(xd_align_dp(ctx, s, n, t, m, NULL, &a), XD_OK);
+    const xd_align_dp_desc desc = { { s, split(student, s) }, { t, split(teacher, t) }, 0 };
+    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_OK);
     for (int64_t i = 0; i < a.count; i++) {
         const xd_aligned_chunk *c = &a.chunks[i];
         const size_t used = strlen(text);
@@ -57,9 +57,9 @@ XD_TEST(a_combination_that_cannot_be_is_refused) {
     xd_ctx *ctx = NULL;
     xd_alignment a = { NULL, 0 };
     xd_text token = { "a", 1 };
-    const xd_align_dp_desc desc = { 65 };
+    const xd_align_dp_desc desc = { { &token, 1 }, { &token, 1 }, 65 };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_align_dp(ctx, &token, 1, &token, 1, &desc, &a), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "65") && strstr(xd_last_error(ctx)->message, "64"));
     CHECK(a.chunks == NULL);
     xd_ctx_destroy(ctx);
@@ -202,10 +202,12 @@ XD_TEST(chunk_ids_are_the_dense_form) {
     spell(&t, teacher, 2);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_align_bytes(ctx, &s.in, &t.in, &a, NULL), XD_OK);
-    xd_chunk_ids(&a, XD_CHUNK_STUDENT, mask, ids, exact, 4);
+    s.in.mask = mask;
+    xd_chunk_ids(&a, XD_CHUNK_STUDENT, &s.in, ids, exact);
     CHECK(ids[0] == 0 && ids[1] == 1 && ids[2] == 2 && ids[3] == -1);
     CHECK(!exact[0] && exact[1] && !exact[2] && !exact[3]);
-    xd_chunk_ids(&a, XD_CHUNK_TEACHER, NULL, ids, NULL, 2);
+    t.in.mask = NULL;
+    xd_chunk_ids(&a, XD_CHUNK_TEACHER, &t.in, ids, NULL);
     CHECK(ids[0] == 1 && ids[1] == 2);
     xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
@@ -307,10 +309,10 @@ XD_TEST(each_packed_document_has_its_own_special_tokens_and_chunk_ids_follow) {
     for (int i = 4; i < 7; i++) s.mask[i] = 0; /* the text of the second document is a prompt */
     check_chunks(&s, &t, expected, 9);
     CHECK_EQ_INT(xd_align_bytes(ctx, &s.in, &t.in, &a, NULL), XD_OK);
-    xd_chunk_ids(&a, XD_CHUNK_STUDENT, s.mask, chunk, exact, s.in.count);
+    xd_chunk_ids(&a, XD_CHUNK_STUDENT, &s.in, chunk, exact);
     CHECK(s.in.count == 10 && memcmp(chunk, student_ids, sizeof student_ids) == 0);
     CHECK(memcmp(exact, alone, sizeof alone) == 0);
-    xd_chunk_ids(&a, XD_CHUNK_TEACHER, t.mask, chunk, NULL, t.in.count);
+    xd_chunk_ids(&a, XD_CHUNK_TEACHER, &t.in, chunk, NULL);
     CHECK(t.in.count == 9 && memcmp(chunk, teacher_ids, sizeof teacher_ids) == 0);
     xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);

@@ -363,24 +363,24 @@ XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
     xd_ema *ema = NULL;
     xd_ema_match match;
     CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
-    CHECK(xd_ema_load(ema, sources, 3, NULL, false, &match) == XD_ERROR_UNEXPECTED);
+    CHECK(xd_ema_load(ema, sources, 3, NULL, &match) == XD_ERROR_UNEXPECTED);
     CHECK_EQ_STR(match.names, "c");
-    CHECK(xd_ema_load(ema, sources, 1, NULL, false, &match) == XD_ERROR_MISSING);
+    CHECK(xd_ema_load(ema, sources, 1, NULL, &match) == XD_ERROR_MISSING);
     CHECK_EQ_STR(match.names, "b");
     sources[0].count = 1; /* one element would spread over two if shapes were not compared */
-    CHECK(xd_ema_load(ema, sources, 2, NULL, false, &match) == XD_ERROR_SHAPE);
-    CHECK(xd_ema_load(ema, sources, 2, NULL, true, &match) == XD_ERROR_SHAPE);
+    CHECK(xd_ema_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
+    CHECK(xd_ema_load(ema, sources, 2, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_ERROR_SHAPE);
     sources[0].count = 2;
     sources[0].shape = flat;
     sources[0].dims = 2;
-    CHECK(xd_ema_load(ema, sources, 2, NULL, false, &match) == XD_ERROR_SHAPE);
+    CHECK(xd_ema_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
     CHECK(memcmp(xd_ema_view(ema, 0).value, a, sizeof a) == 0 && ema_f32(ema, 1) == 3.0f);
     CHECK(!xd_ema_describe(ema).initialized);
     sources[0].shape = tall;
-    CHECK(xd_ema_load(ema, sources, 1, NULL, true, &match) == XD_OK);
+    CHECK(xd_ema_load(ema, sources, 1, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_OK);
     CHECK(match.matched == 1 && match.missing_in_target == 1);
     CHECK(!xd_ema_describe(ema).initialized); /* b was not restored */
-    CHECK(xd_ema_load(ema, sources, 2, NULL, false, NULL) == XD_OK);
+    CHECK(xd_ema_load(ema, sources, 2, NULL, NULL) == XD_OK);
     CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_describe(ema).initialized);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -402,9 +402,10 @@ XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
             const xd_param saved = ema_param("w", kept, XD_DTYPE_F32, N);
             xd_ema_record record = xd_ema_describe(first);
             CHECK(xd_ema_copy_to(first, &saved, 1, false, NULL) == XD_OK);
-            CHECK(xd_ema_load(resumed, &saved, 1, &record, false, NULL) == XD_OK);
+            CHECK(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
             record.format_version = 2;
-            CHECK(xd_ema_load(resumed, &saved, 1, &record, false, NULL) == XD_ERROR_FORMAT);
+            CHECK(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) ==
+                  XD_ERROR_FORMAT);
         }
         CHECK(xd_ema_update(through, XD_EMA_NEXT, NULL) == XD_OK);
         CHECK(xd_ema_update(resumed ? resumed : first, XD_EMA_NEXT, NULL) == XD_OK);

@@ -166,10 +166,10 @@ static xd_result mesh_step(grid *g, int step) {
     case 1: return xd_mesh_create(g->world, &rows, &g->rows);
     case 2: return make_columns(g);
     case 3: return xd_mesh_flatten(g->rows, "dp,tp", "all", &g->flat);
-    case 4: return xd_mesh_unflatten(g->rows, "tp", levels, 2, &g->split);
+    case 4: return xd_mesh_unflatten(g->rows, &(xd_unflatten_desc){ "tp", levels, 2 }, &g->split);
     case 5: return make_layouts(g);
     case 6: return xd_redistribute(g->world, &from, &to);
-    default: return xd_tensor_gather(g->world, &to, NULL, NULL, 2, g->whole);
+    default: return xd_tensor_gather(g->world, &to, NULL, 2, g->whole);
     }
 }
 

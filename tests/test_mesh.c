@@ -26,6 +26,14 @@ static const char *groups(xd_ctx *ctx, const xd_topology *t, const char *names) 
     return text;
 }
 
+static xd_result ordered(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count, int world_size,
+                         xd_topology *out) {
+    const xd_topology_desc desc = {
+        .axes = axes, .axis_count = axis_count, .order = order, .world_size = world_size
+    };
+    return xd_topology_create(ctx, &desc, out);
+}
+
 XD_TEST(order_strings_give_the_groups_of_the_table) {
     const xd_axis axes[5] = { { "tp", 2 }, { "cp", 2 }, { "ep", 1 }, { "dp", 2 }, { "pp", 2 } };
     static const char *const table[][2] = {
@@ -42,17 +50,35 @@ XD_TEST(order_strings_give_the_groups_of_the_table) {
     };
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
-    CHECK(xd_topology_from_order(ctx, "tp-cp-ep-dp-pp", axes, 5, 16, &t) == XD_OK);
+    CHECK(ordered(ctx, "tp-cp-ep-dp-pp", axes, 5, 16, &t) == XD_OK);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         CHECK_EQ_STR(groups(ctx, &t, table[i][0]), table[i][1]);
     const xd_axis three[3] = { { "tp", 2 }, { "pp", 4 }, { "dp", 2 } },
                   cube[3] = { { "tp", 2 }, { "pp", 2 }, { "dp", -1 } };
-    CHECK(xd_topology_from_order(ctx, "tp-dp-pp", three, 3, 16, &t) == XD_OK);
+    CHECK(ordered(ctx, "tp-dp-pp", three, 3, 16, &t) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
     CHECK_EQ_STR(groups(ctx, &t, "pp"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
-    CHECK(xd_topology_from_order(ctx, "tp-pp-dp", cube, 3, 8, &t) == XD_OK);
+    CHECK(ordered(ctx, "tp-pp-dp", cube, 3, 8, &t) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &t, "pp"), "[0,2] [1,3] [4,6] [5,7]");
     CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,4] [1,5] [2,6] [3,7]");
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(an_order_goes_over_a_list_of_ranks_too) {
+    const xd_axis axes[2] = { { "tp", 2 }, { "dp", -1 } };
+    const int ranks[4] = { 7, 5, 3, 1 };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    CHECK(xd_topology_create(ctx,
+                             &(xd_topology_desc){ .axes = axes,
+                                                  .axis_count = 2,
+                                                  .order = "tp-dp",
+                                                  .ranks = ranks,
+                                                  .rank_count = 4,
+                                                  .world_size = 8 },
+                             &t) == XD_OK);
+    CHECK_EQ_STR(groups(ctx, &t, "tp"), "[7,5] [3,1]");
+    CHECK_EQ_STR(groups(ctx, &t, "dp"), "[7,3] [5,1]");
     xd_ctx_destroy(ctx);
 }
 
@@ -61,16 +87,16 @@ XD_TEST(bad_order_strings_are_refused) {
     const xd_axis inside[2] = { { "dp", 4 }, { "edp", 1 } };
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
-    CHECK(xd_topology_from_order(ctx, "tp-dp", axes, 3, 4, &t) == XD_OK);
+    CHECK(ordered(ctx, "tp-dp", axes, 3, 4, &t) == XD_OK);
     CHECK_EQ_INT(xd_topology_axis(&t, "pp"), 0); /* left out at size 1: the slowest */
-    CHECK(xd_topology_from_order(ctx, "tp-pp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "tp-dp-tp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "tp-dp-xx", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "tp--dp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "cp-ep", both, 2, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "edp", inside, 2, 4, &t) ==
-          XD_ERROR_ARGUMENT); /* "dp" is no part of "edp" */
-    CHECK(xd_topology_from_order(ctx, "tp-dp-pp", axes, 3, 8, &t) == XD_ERROR_TOPOLOGY);
+    CHECK(ordered(ctx, "tp-pp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(ordered(ctx, "tp-dp-tp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(ordered(ctx, "tp-dp-xx", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(ordered(ctx, "tp--dp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(ordered(ctx, "cp-ep", both, 2, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(ordered(ctx, "edp", inside, 2, 4, &t) == XD_ERROR_ARGUMENT); /* "dp" is no part of "edp" */
+    CHECK(ordered(ctx, "tp-dp-pp", axes, 3, 8, &t) == XD_ERROR_TOPOLOGY);
+    CHECK(ordered(ctx, "tp-dp-pp", NULL, 3, 4, &t) == XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -79,13 +105,16 @@ XD_TEST(an_axis_unflattens_into_levels_and_optimizer_instances) {
     const xd_axis wrong[2] = { { "a", 3 }, { "b", 5 } };
     xd_ctx *ctx = plain_ctx();
     xd_topology t, split;
-    CHECK(xd_topology_create(ctx, line, 1, NULL, 0, 16, &t) == XD_OK);
-    CHECK(xd_topology_unflatten(ctx, &t, "cp", levels, 3, &split) == XD_OK);
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ .axes = line, .axis_count = 1, .world_size = 16 },
+                             &t) == XD_OK);
+    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "cp", levels, 3 }, &split) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &split, "h1"), "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]");
     CHECK_EQ_STR(groups(ctx, &split, "h2"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
     CHECK_EQ_STR(groups(ctx, &split, "h3"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
-    CHECK(xd_topology_unflatten(ctx, &t, "cp", wrong, 2, &split) == XD_ERROR_TOPOLOGY);
-    CHECK(xd_topology_unflatten(ctx, &t, "tp", levels, 3, &split) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "cp", wrong, 2 }, &split) ==
+          XD_ERROR_TOPOLOGY);
+    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "tp", levels, 3 }, &split) ==
+          XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -262,7 +291,7 @@ static xd_result derived_meshes(xd_comm *world, void *argument) {
     CHECK(xd_mesh_concatenate(order, 2, &bad) == XD_ERROR_ARGUMENT);
     CHECK(xd_mesh_concatenate(same, 1, &joined) == XD_OK && xd_mesh_topology(joined)->rank_count == 8);
     /* unflatten: the same partition keeps its communicator */
-    CHECK(xd_mesh_unflatten(mesh, "dp", parts, 2, &split) == XD_OK);
+    CHECK(xd_mesh_unflatten(mesh, &(xd_unflatten_desc){ "dp", parts, 2 }, &split) == XD_OK);
     CHECK(xd_mesh_group(split, "replicate", &b) == XD_OK && xd_mesh_group(mesh, "dp", &a) == XD_OK && a == b);
     /* a second mesh that shares */
     d.share = mesh;

@@ -323,13 +323,16 @@ static void call_align(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
 
 static void call_projection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     enum { IDS = 90, DIMENSIONS = 24 };
+    const xd_similarity_desc desc = { 4, 0.01 };
+    const xd_rows similar = xd_rows_of(weights, XD_DTYPE_F32, IDS, 2 * IDS);
+    const xd_rows ours = xd_rows_of(student, XD_DTYPE_F32, IDS, DIMENSIONS),
+                  theirs = xd_rows_of(teacher, XD_DTYPE_F32, 2 * IDS, DIMENSIONS);
     (void)vocab;
     for (int i = 0; i < 2; i++) {
         xd_projection_rows made;
         memset(&made, 0, sizeof made);
-        CHECK_EQ_INT(i ? xd_projection_rows_from_embeddings(ctx, student, IDS, teacher, 2 * IDS, DIMENSIONS,
-                                                            4, 0.01, &made)
-                       : xd_projection_rows_from_similarities(ctx, weights, IDS, 2 * IDS, 4, 0.01, &made),
+        CHECK_EQ_INT(i ? xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &made)
+                       : xd_projection_rows_from_similarities(ctx, similar, &desc, &made),
                      XD_OK);
         keep(out, made.ids, (size_t)(made.rows * made.k) * sizeof *made.ids);
         keep(out, made.weights, (size_t)(made.rows * made.k) * sizeof *made.weights);

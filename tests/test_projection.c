@@ -91,7 +91,7 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
 XD_TEST(special_tokens_pair_by_likeness) {
     const xd_text student[] = { text("<s>"), text("word"), text("<|start_of_turn|>") };
     const xd_text teacher[] = { text("<start_of_turn>"), text("<s>"), text("x") };
-    const xd_special_desc desc = { student, teacher, 3, 3, 0.3, 32 };
+    const xd_special_desc desc = { { student, 3 }, { teacher, 3 }, 0.3, 32 };
     xd_ctx *ctx = new_ctx();
     xd_special_pair *pairs = NULL;
     int64_t count = 0;
@@ -155,10 +155,11 @@ XD_TEST(equal_strings_are_exact_and_the_highest_id_wins) {
     float weights[] = { 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f };
     xd_projection_rows rows = { ids, weights, 3, 2 };
     xd_ctx *ctx = new_ctx();
-    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, student, 3, teacher, 3), XD_OK);
+    const xd_texts students = { student, 3 }, teachers = { teacher, 3 }, more = { student, 4 };
+    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, students, teachers), XD_OK);
     CHECK(ids[0] == 2 && ids[1] == -1 && weights[0] == 1.0f && weights[1] == 0.0f);
     CHECK(ids[2] == 1 && weights[2] == 0.5f && ids[4] == 1);
-    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, student, 4, teacher, 3), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, more, teachers), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "4 student strings for a projection of 3 rows") != NULL);
     xd_ctx_destroy(ctx);
 }
@@ -201,6 +202,32 @@ XD_TEST(exact_maps_settle_collisions) {
     CHECK(map.student[1] == 2 && map.teacher[1] == 1 && map.student[2] == 3 && map.teacher[2] == 0);
     CHECK(map.teacher_rest_count == 1 && map.teacher_rest[0] == 3);
     xd_exact_map_destroy(ctx, &map);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(similarities_may_stand_in_wider_rows_and_are_f32) {
+    /* Two student ids, three teacher ids; a row is five apart. Embeddings whose cosines are these. */
+    const float wide[] = { 1.0f, 0.0f, 0.6f, 9.0f, 9.0f, 0.0f, 1.0f, 0.8f, 9.0f, 9.0f };
+    const float student[] = { 2.0f, 0.0f, 0.0f, 3.0f }, teacher[] = { 1.0f, 0.0f, 0.0f, 5.0f, 0.6f, 0.8f };
+    const xd_similarity_desc desc = { 2, 0.0 };
+    xd_rows similar = xd_rows_of(wide, XD_DTYPE_F32, 2, 3), ours = xd_rows_of(student, XD_DTYPE_F32, 2, 2),
+            theirs = xd_rows_of(teacher, XD_DTYPE_F32, 3, 2);
+    xd_projection_rows a, b;
+    xd_ctx *ctx = new_ctx();
+    similar.stride = 5;
+    CHECK_EQ_INT(xd_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_OK);
+    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &b), XD_OK);
+    CHECK(a.rows == 2 && a.k == 2 && a.ids[0] == 0 && a.ids[1] == 2 && a.ids[2] == 1 && a.ids[3] == 2);
+    for (int i = 0; i < 4; i++) CHECK(a.ids[i] == b.ids[i] && fabsf(a.weights[i] - b.weights[i]) < 1e-6f);
+    xd_projection_rows_destroy(ctx, &a);
+    xd_projection_rows_destroy(ctx, &b);
+    similar.stride = 2;
+    CHECK_EQ_INT(xd_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_ERROR_SHAPE);
+    ours.cols = 1;
+    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "1 numbers for the student and 2 for the teacher") != NULL);
+    theirs.dtype = XD_DTYPE_BF16;
+    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_DTYPE);
     xd_ctx_destroy(ctx);
 }
 

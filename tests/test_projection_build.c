@@ -13,7 +13,6 @@ typedef struct made {
     fixture student, teacher;
     xd_projection matrix;
     xd_projection_report report;
-    xd_projection_origin origin;
 } made;
 
 static made make(fixture student, fixture teacher, const xd_projection_options *options) {
@@ -21,9 +20,8 @@ static made make(fixture student, fixture teacher, const xd_projection_options *
     memset(&m, 0, sizeof m);
     m.student = student;
     m.teacher = teacher;
-    CHECK_EQ_INT(xd_projection_build(student.ctx, student.tokenizer, teacher.tokenizer, options, &m.matrix,
-                                     &m.report, &m.origin),
-                 XD_OK);
+    const xd_projection_desc desc = { student.tokenizer, teacher.tokenizer, options };
+    CHECK_EQ_INT(xd_projection_build(student.ctx, &desc, &m.matrix, &m.report), XD_OK);
     CHECK_EQ_INT(m.report.entries, m.matrix.entries);
     return m;
 }
@@ -204,8 +202,9 @@ XD_TEST(options_out_of_range_build_nothing) {
     xd_projection p;
     memset(&p, 0, sizeof p);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_EQ_INT(xd_projection_build(f.ctx, f.tokenizer, f.tokenizer, &bad[i], &p, NULL, NULL),
-                     XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(
+            xd_projection_build(f.ctx, &(xd_projection_desc){ f.tokenizer, f.tokenizer, &bad[i] }, &p, NULL),
+            XD_ERROR_ARGUMENT);
     CHECK(p.row_begin == NULL);
     unload(&f);
 }
@@ -224,7 +223,7 @@ static const char *file_path(void) {
 /* The bytes of a projection's file; xd_release. */
 static unsigned char *bytes_of(const made *m, size_t *bytes) {
     char *data = NULL;
-    CHECK_EQ_INT(xd_projection_save(m->student.ctx, file_path(), &m->matrix, &m->origin), XD_OK);
+    CHECK_EQ_INT(xd_projection_save(m->student.ctx, file_path(), &m->matrix), XD_OK);
     CHECK_EQ_INT(xd_file_load(m->student.ctx, file_path(), 0, &data, bytes), XD_OK);
     CHECK_EQ_INT(unlink(file_path()), 0);
     return (unsigned char *)data;
@@ -238,7 +237,7 @@ static void put_number(unsigned char *at, uint64_t value, int bytes) {
 static xd_result parse(xd_ctx *ctx, const unsigned char *data, size_t bytes, xd_projection *p) {
     unsigned char *copy = (unsigned char *)malloc(bytes + (bytes == 0));
     memcpy(copy, data, bytes);
-    const xd_result result = xd_projection_load_memory(ctx, copy, bytes, NULL, p, NULL);
+    const xd_result result = xd_projection_load_memory(ctx, copy, bytes, NULL, p);
     free(copy);
     return result;
 }
@@ -279,22 +278,43 @@ XD_TEST(checksums_have_the_known_values_and_go_on) {
     }
 }
 
+XD_TEST(a_matrix_that_does_not_say_what_it_is_made_of_is_not_saved) {
+    xd_ctx *ctx = NULL;
+    const xd_vote cell = { 0, 1, 1.0 };
+    const xd_projection_cells list = { &cell, 1, 2, 3 };
+    xd_projection p, back;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    CHECK_EQ_INT(xd_projection_from_cells(ctx, &list, &p), XD_OK);
+    CHECK_EQ_INT(xd_projection_save(ctx, file_path(), &p), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "max_pieces 0 is outside [1, 32]") != NULL);
+    p.origin.student_hash = 5;
+    p.origin.options = xd_projection_defaults();
+    CHECK_EQ_INT(xd_projection_save(ctx, file_path(), &p), XD_OK);
+    CHECK_EQ_INT(xd_projection_load(ctx, file_path(), NULL, &back), XD_OK);
+    CHECK_EQ_INT(unlink(file_path()), 0);
+    CHECK(back.origin.student_hash == 5 && back.student_size == 2 && back.teacher_size == 3 &&
+          back.entries == 1);
+    xd_projection_destroy(ctx, &back);
+    xd_projection_destroy(ctx, &p);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_file_gives_back_the_matrix_and_where_it_is_from) {
     xd_projection_options options;
     xd_projection back;
-    xd_projection_origin origin;
     options = xd_projection_defaults();
     options.reverse = options.special_pairs = true;
     options.special_threshold = 0.37;
     made m = make(plain("a b|ab c|ab ab"), plain("c a|a b"), &options);
-    CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix, &m.origin), XD_OK);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &m.origin, &back, &origin), XD_OK);
+    CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix), XD_OK);
+    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &m.matrix.origin, &back), XD_OK);
     CHECK_EQ_INT(unlink(file_path()), 0);
-    CHECK(origin.student_hash == xd_tokenizer_describe(m.student.tokenizer).hash);
-    CHECK(origin.teacher_hash == xd_tokenizer_describe(m.teacher.tokenizer).hash);
-    CHECK(origin.options.max_pieces == 4 && origin.options.k == 4 &&
-          origin.options.special_threshold == 0.37);
-    CHECK(origin.options.reverse && origin.options.special_pairs && !origin.options.disable_exact);
+    CHECK(back.origin.student_hash == xd_tokenizer_describe(m.student.tokenizer).hash);
+    CHECK(back.origin.teacher_hash == xd_tokenizer_describe(m.teacher.tokenizer).hash);
+    CHECK(back.origin.options.max_pieces == 4 && back.origin.options.k == 4 &&
+          back.origin.options.special_threshold == 0.37);
+    CHECK(back.origin.options.reverse && back.origin.options.special_pairs &&
+          !back.origin.options.disable_exact);
     const size_t n = (size_t)m.matrix.entries;
     CHECK(back.student_size == m.matrix.student_size && back.teacher_size == m.matrix.teacher_size);
     CHECK_EQ_INT(back.entries, n);
@@ -320,22 +340,22 @@ XD_TEST(building_twice_gives_the_same_file) {
 
 XD_TEST(a_file_for_other_tokenizers_is_refused_with_all_hashes) {
     made m = make(plain("a b"), plain("c a"), NULL);
-    xd_projection_origin other = m.origin;
+    xd_projection_origin other = m.matrix.origin;
     xd_projection p;
     memset(&p, 0, sizeof p);
     other.teacher_hash = 0x1234;
-    CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix, &m.origin), XD_OK);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &other, &p, NULL), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix), XD_OK);
+    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &other, &p), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(unlink(file_path()), 0);
     char hashes[96];
     snprintf(hashes, sizeof hashes, "%016llx and %016llx, wanted are %016llx and 0000000000001234",
-             (unsigned long long)m.origin.student_hash, (unsigned long long)m.origin.teacher_hash,
-             (unsigned long long)m.origin.student_hash);
+             (unsigned long long)m.matrix.origin.student_hash,
+             (unsigned long long)m.matrix.origin.teacher_hash,
+             (unsigned long long)m.matrix.origin.student_hash);
     CHECK(strstr(xd_last_error(m.student.ctx)->message, hashes) != NULL);
     CHECK(strstr(xd_last_error(m.student.ctx)->message, file_path()) != NULL);
     CHECK(p.row_begin == NULL);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, "/tmp/xdistill-no-such-file", NULL, &p, NULL),
-                 XD_ERROR_IO);
+    CHECK_EQ_INT(xd_projection_load(m.student.ctx, "/tmp/xdistill-no-such-file", NULL, &p), XD_ERROR_IO);
     unmake(&m);
 }
 
@@ -435,16 +455,15 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
     made m = make(plain("a b|ab c"), plain("c a"), NULL);
     char directory[64] = "/tmp/xdistill-test-XXXXXX", path[256], name[XD_PROJECTION_NAME_BYTES];
     xd_ctx *ctx = m.student.ctx;
+    const xd_projection_desc desc = { m.student.tokenizer, m.teacher.tokenizer, NULL };
     CHECK(mkdtemp(directory) != NULL);
-    xd_projection_cache_name(&m.origin, name);
+    xd_projection_cache_name(&m.matrix.origin, name);
     snprintf(path, sizeof path, "%s/%s", directory, name);
     for (int round = 0; round < 4; round++) {
         xd_projection p;
         bool built = round % 2 != 0;
         if (round == 2) CHECK_EQ_INT(xd_file_save(ctx, path, "XDPROJ", 6), XD_OK);
-        CHECK_EQ_INT(
-            xd_projection_cached(ctx, directory, m.student.tokenizer, m.teacher.tokenizer, NULL, &p, &built),
-            XD_OK);
+        CHECK_EQ_INT(xd_projection_cached(ctx, directory, &desc, &p, &built), XD_OK);
         CHECK_EQ_INT(built, round % 2 == 0);
         CHECK_EQ_INT(p.entries, m.matrix.entries);
         CHECK(memcmp(p.weight, m.matrix.weight, 4 * (size_t)p.entries) == 0);
@@ -452,9 +471,7 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
     }
     xd_projection none;
     memset(&none, 0, sizeof none);
-    CHECK_EQ_INT(xd_projection_cached(ctx, "/tmp/no such directory", m.student.tokenizer, m.teacher.tokenizer,
-                                      NULL, &none, NULL),
-                 XD_ERROR_IO);
+    CHECK_EQ_INT(xd_projection_cached(ctx, "/tmp/no such directory", &desc, &none, NULL), XD_ERROR_IO);
     CHECK(none.row_begin == NULL);
     CHECK_EQ_INT(unlink(path), 0);
     CHECK_EQ_INT(rmdir(directory), 0);
@@ -505,13 +522,12 @@ static void ration_release(void *user, void *memory) {
 static xd_result whole(xd_ctx *ctx, const made *m, const xd_projection_options *options) {
     xd_projection built, back;
     xd_projection_rows rows;
-    xd_projection_origin origin;
+    const xd_projection_desc desc = { m->student.tokenizer, m->teacher.tokenizer, options };
     memset(&back, 0, sizeof back);
-    xd_result result =
-        xd_projection_build(ctx, m->student.tokenizer, m->teacher.tokenizer, options, &built, NULL, &origin);
+    xd_result result = xd_projection_build(ctx, &desc, &built, NULL);
     if (result != XD_OK) return result;
-    result = xd_projection_save(ctx, file_path(), &built, &origin);
-    if (result == XD_OK) result = xd_projection_load(ctx, file_path(), &origin, &back, NULL);
+    result = xd_projection_save(ctx, file_path(), &built);
+    if (result == XD_OK) result = xd_projection_load(ctx, file_path(), &built.origin, &back);
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &back, 0, &rows);
     if (result == XD_OK) xd_projection_rows_destroy(ctx, &rows);
     xd_projection_destroy(ctx, &back);

@@ -513,7 +513,8 @@ static xd_result run_gather(xd_comm *world, void *argument) {
     xd_layout_desc d = line(&t, 11);
     xd_layout *layout = NULL;
     int64_t src[64], full[64], part[64];
-    const int64_t begin[2] = { 3, 1 }, end[2] = { 9, 4 }, past[2] = { 3, 6 };
+    const xd_interval window[2] = { { 3, 9 }, { 1, 4 } }, past[2] = { { 3, 3 }, { 1, 6 } },
+                      back[2] = { { 3, 2 }, { 0, 1 } };
     (void)argument;
     d.ndim = 2;
     d.shape[1] = 5;
@@ -523,11 +524,12 @@ static xd_result run_gather(xd_comm *world, void *argument) {
     CHECK(xd_tensor_full(world, &view, full) == XD_OK);
     for (int i = 0; i < 55; i++) CHECK_EQ_INT(full[i], 7 * (i + 1));
     memset(full, 0, sizeof full);
-    CHECK(xd_tensor_gather(world, &view, NULL, NULL, size - 1, me == size - 1 ? full : NULL) == XD_OK);
+    CHECK(xd_tensor_gather(world, &view, NULL, size - 1, me == size - 1 ? full : NULL) == XD_OK);
     for (int i = 0; me == size - 1 && i < 55; i++) CHECK_EQ_INT(full[i], 7 * (i + 1));
-    CHECK(xd_tensor_gather(world, &view, begin, end, 0, me == 0 ? part : NULL) == XD_OK);
+    CHECK(xd_tensor_gather(world, &view, window, 0, me == 0 ? part : NULL) == XD_OK);
     for (int i = 0; me == 0 && i < 18; i++) CHECK_EQ_INT(part[i], 7 * ((3 + i / 3) * 5 + 1 + i % 3 + 1));
-    CHECK(xd_tensor_gather(world, &view, begin, past, 0, NULL) == XD_ERROR_ARGUMENT);
+    CHECK(xd_tensor_gather(world, &view, past, 0, NULL) == XD_ERROR_ARGUMENT);
+    CHECK(xd_tensor_gather(world, &view, back, 0, NULL) == XD_ERROR_ARGUMENT);
     if (me == size - 1) view.shape[0]++;
     const xd_result expected = me == size - 1 ? XD_ERROR_SHAPE : XD_ERROR_PEER;
     CHECK_EQ_INT(xd_tensor_full(world, &view, full), expected);

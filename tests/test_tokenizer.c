@@ -124,7 +124,9 @@ XD_TEST(missing_bytes_and_gaps_are_legal) {
     CHECK_EQ_STR(spans(&f, "abxa"), "9:0-2 3:3-4");
     CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "ab", 2), 9);
     CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "x", 1), -1);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, gap, 2, false, NULL, 0, &length), XD_ERROR_DATA);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(f.ctx, f.tokenizer, &(xd_decode_desc){ .ids = gap, .count = 2 }, &length),
+        XD_ERROR_DATA);
     CHECK(strstr(xd_last_error(f.ctx)->message, "id 4 at position 1") != NULL);
     unload(&f);
 }
@@ -134,9 +136,14 @@ XD_TEST(decoding_tells_the_length_it_needs) {
     const int32_t some[] = { 256, 'c', 256 };
     char out[4] = "zzz";
     size_t length = 0;
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 3, false, NULL, 0, &length), XD_OK);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(f.ctx, f.tokenizer, &(xd_decode_desc){ .ids = some, .count = 3 }, &length),
+        XD_OK);
     CHECK_EQ_INT(length, 5);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 3, false, out, 3, &length), XD_OK);
+    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer,
+                                     &(xd_decode_desc){ .ids = some, .count = 3, .out = out, .capacity = 3 },
+                                     &length),
+                 XD_OK);
     CHECK_EQ_INT(length, 5);
     CHECK_EQ_STR(out, "abc");
     unload(&f);
@@ -160,9 +167,18 @@ XD_TEST(special_tokens_are_parsed_only_when_asked) {
     CHECK_EQ_INT(xd_tokenizer_find_special(f.tokenizer, "a"), -1);
     CHECK_EQ_INT(xd_tokenizer_token(f.tokenizer, 300).kind, XD_TOKEN_KIND_SPECIAL);
     CHECK_EQ_INT(xd_tokenizer_token(f.tokenizer, 302).kind, XD_TOKEN_KIND_ADDED);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 3, true, out, sizeof out, &length), XD_OK);
+    CHECK_EQ_INT(xd_tokenizer_decode(
+                     f.ctx, f.tokenizer,
+                     &(xd_decode_desc){
+                         .ids = some, .count = 3, .skip_special = true, .out = out, .capacity = sizeof out },
+                     &length),
+                 XD_OK);
     CHECK_EQ_INT(length, 4);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 3, false, out, sizeof out, &length), XD_OK);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(f.ctx, f.tokenizer,
+                            &(xd_decode_desc){ .ids = some, .count = 3, .out = out, .capacity = sizeof out },
+                            &length),
+        XD_OK);
     CHECK(length == 7 && memcmp(out, "<s>a<n>", 7) == 0);
     unload(&f);
 }
@@ -305,7 +321,11 @@ XD_TEST(a_byte_level_prefix_is_a_blank_that_is_not_in_the_text) {
     CHECK_EQ_STR(spans(&f, "ab"), "256:0-1 98:1-2");
     CHECK_EQ_STR(spans(&f, " a"), "256:0-2");
     CHECK_EQ_STR(spans(&f, "b"), "32:0-0 98:0-1");
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 2, false, out, sizeof out, &length), XD_OK);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(f.ctx, f.tokenizer,
+                            &(xd_decode_desc){ .ids = some, .count = 2, .out = out, .capacity = sizeof out },
+                            &length),
+        XD_OK);
     CHECK(length == 2 && memcmp(out, "ab", 2) == 0);
     unload(&f);
 }
@@ -331,7 +351,12 @@ XD_TEST(characters_fall_back_to_bytes) {
     CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "h", 1), 260);
     CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "z", 1), 125);
     const int32_t some[] = { 1, 264, 264, 125 };
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, some, 4, true, out, sizeof out, &length), XD_OK);
+    CHECK_EQ_INT(xd_tokenizer_decode(
+                     f.ctx, f.tokenizer,
+                     &(xd_decode_desc){
+                         .ids = some, .count = 4, .skip_special = true, .out = out, .capacity = sizeof out },
+                     &length),
+                 XD_OK);
     CHECK(length == 6 && memcmp(out, "hi hiz", 6) == 0);
     unload(&f);
 }

@@ -119,10 +119,18 @@ XD_TEST(special_tokens_around_a_text_are_dropped_by_decoding) {
     xd_encoding e = { 0, NULL, NULL, NULL };
     CHECK_EQ_INT(xd_encode(f.encoder, "ab!", 3, &desc, &e), XD_OK);
     CHECK(e.count == 4 && e.spans == NULL && e.roles[0] == XD_TOKEN_BOS && e.roles[3] == XD_TOKEN_EOS);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, e.ids, e.count, true, out, sizeof out, &length),
-                 XD_OK);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(
+            f.ctx, f.tokenizer,
+            &(xd_decode_desc){
+                .ids = e.ids, .count = e.count, .skip_special = true, .out = out, .capacity = sizeof out },
+            &length),
+        XD_OK);
     CHECK(length == 3 && memcmp(out, "ab!", 3) == 0);
-    CHECK_EQ_INT(xd_tokenizer_decode(f.ctx, f.tokenizer, e.ids, e.count, false, out, sizeof out, &length),
+    CHECK_EQ_INT(xd_tokenizer_decode(
+                     f.ctx, f.tokenizer,
+                     &(xd_decode_desc){ .ids = e.ids, .count = e.count, .out = out, .capacity = sizeof out },
+                     &length),
                  XD_OK);
     CHECK(length == 10 && memcmp(out, "<s>ab!</s>", 10) == 0);
     unload(&f);
@@ -138,8 +146,13 @@ XD_TEST(a_leading_blank_goes_when_bos_stands_before_it) {
     xd_encoding e = { 0, NULL, NULL, NULL };
     CHECK_EQ_STR(around(&g, "hi hi"), "1:0-0b 264:0-2 264:2-5");
     CHECK_EQ_INT(xd_encode(g.encoder, "hi hi", 5, &desc, &e), XD_OK);
-    CHECK_EQ_INT(xd_tokenizer_decode(g.ctx, g.tokenizer, e.ids, e.count, true, out, sizeof out, &length),
-                 XD_OK);
+    CHECK_EQ_INT(
+        xd_tokenizer_decode(
+            g.ctx, g.tokenizer,
+            &(xd_decode_desc){
+                .ids = e.ids, .count = e.count, .skip_special = true, .out = out, .capacity = sizeof out },
+            &length),
+        XD_OK);
     CHECK(length == 5 && memcmp(out, "hi hi", 5) == 0);
     unload(&g);
 }

@@ -150,8 +150,8 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
         cells[v].student_id = cells[v].teacher_id = v;
         cells[v].weight = 1.0;
     }
-    CHECK(xd_projection_from_cells(p.ctx, cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE, &identity) ==
-          XD_OK);
+    const xd_projection_cells list = { cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE };
+    CHECK(xd_projection_from_cells(p.ctx, &list, &identity) == XD_OK);
     for (int i = 0; i < STUDENT_ROWS; i++)
         p.student_chunks[i] = i % STUDENT_LENGTH < CHUNKS ? i % STUDENT_LENGTH : -1;
     open_call(&p, &c);

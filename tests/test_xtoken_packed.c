@@ -95,8 +95,8 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
     CHECK(alignment.count <= CHUNKS && (report.masked > 0) == prompt);
     for (int64_t c = 0; c < alignment.count; c++)
         exists[c] = (uint8_t)((alignment.chunks[c].flags & XD_CHUNK_MASKED) == 0);
-    xd_chunk_ids(&alignment, XD_CHUNK_STUDENT, student.mask, student.ids, NULL, student.count);
-    xd_chunk_ids(&alignment, XD_CHUNK_TEACHER, teacher.mask, teacher.ids, NULL, teacher.count);
+    xd_chunk_ids(&alignment, XD_CHUNK_STUDENT, &sides[0], student.ids, NULL);
+    xd_chunk_ids(&alignment, XD_CHUNK_TEACHER, &sides[1], teacher.ids, NULL);
     xd_alignment_destroy(ctx, &alignment);
     shift(ctx, &student, positions);
     shift(ctx, &teacher, positions);

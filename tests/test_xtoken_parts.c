@@ -35,21 +35,25 @@ XD_TEST(some_columns_of_a_projection_are_columns_of_the_whole) {
     open_problem(&p, XD_XTOKEN_PROJECTED);
     CHECK(xd_vocab_create(p.ctx, NULL, 0, STUDENT_SIZE, STUDENT_SIZE, &vocab) == XD_OK);
     const xd_rows rows = rows_of(p.student, STUDENT_ROWS, STUDENT_SIZE);
-    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, NULL, TEACHER_SIZE, whole) == XD_OK);
-    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, columns, 3, some) == XD_OK);
+    const xd_project_desc all = { .vocab = vocab, .projection = &p.projection },
+                          three = { vocab, &p.projection, columns, 3 };
+    CHECK(xd_project(p.ctx, &all, rows, whole) == XD_OK);
+    CHECK(xd_project(p.ctx, &three, rows, some) == XD_OK);
     memset(weight, 0, sizeof weight);
     for (int t = 0; t < STUDENT_ROWS; t++)
         for (int j = 0; j < 3; j++) {
             CHECK(some[t * 3 + j] == whole[t * TEACHER_SIZE + columns[j]]);
             weight[t * TEACHER_SIZE + columns[j]] = some[t * 3 + j];
         }
-    CHECK(xd_project_backward(p.ctx, vocab, &p.projection, weight, NULL, TEACHER_SIZE,
-                              rows_of(expected, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
-    CHECK(xd_project_backward(p.ctx, vocab, &p.projection, some, columns, 3,
-                              rows_of(gradient, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
+    CHECK(xd_project_backward(p.ctx, &all, weight, rows_of(expected, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
+    CHECK(xd_project_backward(p.ctx, &three, some, rows_of(gradient, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
     CHECK(memcmp(gradient, expected, sizeof expected) == 0);
-    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, wrong, 2, some) == XD_ERROR_ARGUMENT);
-    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, NULL, 3, some) == XD_ERROR_SHAPE);
+    const xd_project_desc unordered = { vocab, &p.projection, wrong, 2 },
+                          short_of = { vocab, &p.projection, NULL, 3 };
+    const xd_project_desc none = { vocab, &p.projection, columns, 0 };
+    CHECK(xd_project(p.ctx, &unordered, rows, some) == XD_ERROR_ARGUMENT);
+    CHECK(xd_project(p.ctx, &short_of, rows, some) == XD_ERROR_SHAPE);
+    CHECK(xd_project(p.ctx, &none, rows, NULL) == XD_OK); /* no column is no column */
     xd_vocab_destroy(vocab);
     close_problem(&p);
 }
@@ -77,7 +81,8 @@ static xd_result exact_rank(xd_comm *world, void *user) {
     const xd_chunk_map map = { ids + rank * held, 1, held, CHUNKS, world };
     probs.stride = STUDENT_SIZE;
     CHECK(xd_vocab_create(ctx, world, begin, end, STUDENT_SIZE, &vocab) == XD_OK);
-    CHECK(xd_project(ctx, vocab, &all->p->projection, probs, NULL, TEACHER_SIZE, mine.projected) == XD_OK);
+    CHECK(xd_project(ctx, &(xd_project_desc){ vocab, &all->p->projection, NULL, TEACHER_SIZE }, probs,
+                     mine.projected) == XD_OK);
     CHECK(xd_chunk_sums(ctx, &map, rows_of(all->values + rank * held * WIDTH, held, WIDTH), mine.sums,
                         sizes) == XD_OK);
     CHECK(sizes[0] == 2 && sizes[1] == 0 && sizes[2] == 2 && sizes[3] == 1);
@@ -139,7 +144,8 @@ XD_TEST(a_teacher_cut_in_any_way_is_put_together_again) {
         };
         xd_teacher_piece pieces[4];
         int64_t count = 0;
-        CHECK(xd_teacher_route(ctx, shards, 4, begin, end, 10, pieces, &count) == XD_OK);
+        const xd_teacher_route_desc desc = { shards, 4, begin, end, 10 };
+        CHECK(xd_teacher_route(ctx, &desc, pieces, &count) == XD_OK);
         for (int64_t i = 0; i < count; i++) {
             const xd_teacher_shard *s = &shards[pieces[i].shard];
             xd_rows shard =
@@ -160,11 +166,14 @@ XD_TEST(shards_that_overlap_or_leave_a_gap_are_refused) {
     int64_t count = 77;
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_teacher_route(ctx, overlap, 2, 0, 8, 10, pieces, &count) == XD_ERROR_SHAPE);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ overlap, 2, 0, 8, 10 }, pieces, &count) ==
+          XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "shards 0 and 1 overlap") != NULL);
-    CHECK(xd_teacher_route(ctx, gap, 2, 0, 8, 10, pieces, &count) == XD_ERROR_SHAPE);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ gap, 2, 0, 8, 10 }, pieces, &count) ==
+          XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "72 of the window's 80") != NULL);
-    CHECK(xd_teacher_route(ctx, gap, 2, 0, 8, 9, pieces, &count) == XD_ERROR_ARGUMENT);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ gap, 2, 0, 8, 9 }, pieces, &count) ==
+          XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(count, 77);
     xd_ctx_destroy(ctx);
 }

@@ -483,6 +483,39 @@ def changes(kind, name, old, new):
                 break
 
 
+# ---- sizes ----
+
+MOST_ARGUMENTS, MOST_FIELDS = 5, 24
+LISTS = {"arrays": "Arithmetic on arrays:", "later": "Taken apart later:"}  # paragraphs of docs/interface.md
+
+
+def listed(text, start):
+    """The names in backquotes of the paragraph that begins so."""
+    at = ("\n" + text).find("\n" + start)
+    return set(re.findall(r"`(\w+)`", text[at:].split("\n\n", 1)[0])) if at >= 0 else set()
+
+
+def is_table(struct):
+    return 2 * sum("function" in field for field in struct["fields"]) > len(struct["fields"])
+
+
+def too_large(api, text):
+    """Functions with too many arguments, structs with too many fields, and names that are excepted for nothing."""
+    arrays, later = (listed(text, start) for start in LISTS.values())
+    long = {function["name"]: len(function["arguments"]) for function in api["functions"]
+            if function["part"] == "users" and len(function["arguments"]) > MOST_ARGUMENTS}
+    for name, count in long.items():
+        if name not in arrays | later:
+            yield "%s takes %d arguments, of %d at most: a desc, or a name in docs/interface.md if it is arithmetic on arrays" % (
+                name, count, MOST_ARGUMENTS)
+    for name in sorted(arrays - set(long)):
+        yield "docs/interface.md excepts %s, which has at most %d arguments or is no function" % (name, MOST_ARGUMENTS)
+    for struct in api["structs"]:
+        if len(struct["fields"]) > MOST_FIELDS and not is_table(struct) and struct["name"] not in later:
+            yield "%s has %d fields, of %d at most: fields that belong together are a struct" % (
+                struct["name"], len(struct["fields"]), MOST_FIELDS)
+
+
 def difference(old, new):
     """A few of the lines in which two texts differ, for a message."""
     before, after = set(old.splitlines()), set(new.splitlines())
@@ -509,8 +542,12 @@ def main():
     old = Names.read(names)
     new = Names.of(api, old)
     broken = list(violations(old, new)) if old.policy == "held" and (options.check or options.accept) else []
+    broken = ["docs/api.txt: " + message for message in broken]
+    rules = root / "docs" / "interface.md"
+    if options.check or options.accept:
+        broken += too_large(api, rules.read_text() if rules.is_file() else "")
     for message in broken:
-        print("docs/api.txt: " + message, file=sys.stderr)
+        print(message, file=sys.stderr)
     if broken:
         return 1
     if options.check:

@@ -77,9 +77,8 @@ static double percent(int64_t part, int64_t whole) {
     return whole ? 100.0 * (double)part / (double)whole : 0.0;
 }
 
-static void print_report(const xd_projection *p, const xd_projection_report *r,
-                         const xd_projection_origin *origin) {
-    const unsigned long long hash[2] = { origin->student_hash, origin->teacher_hash };
+static void print_report(const xd_projection *p, const xd_projection_report *r) {
+    const unsigned long long hash[2] = { p->origin.student_hash, p->origin.teacher_hash };
     for (int i = 0; i < 2; i++) printf("%s tokenizer   %016llx\n", side_names[i], hash[i]);
     printf("matrix              %lld x %lld, %lld entries\n", (long long)p->student_size,
            (long long)p->teacher_size, (long long)p->entries);
@@ -95,13 +94,13 @@ static void print_report(const xd_projection *p, const xd_projection_report *r,
 
 static xd_result build(xd_ctx *ctx, const arguments *a, xd_tokenizer **tokenizers, xd_projection *p) {
     xd_projection_report report;
-    xd_projection_origin origin;
     char name[XD_PROJECTION_NAME_BYTES];
     for (int i = 0; i < 2; i++) XD_TRY(xd_tokenizer_load(ctx, a->path[i], &a->desc[i], &tokenizers[i]));
-    XD_TRY(xd_projection_build(ctx, tokenizers[0], tokenizers[1], &a->options, p, &report, &origin));
-    xd_projection_cache_name(&origin, name);
-    XD_TRY(xd_projection_save(ctx, a->out ? a->out : name, p, &origin));
-    print_report(p, &report, &origin);
+    const xd_projection_desc desc = { tokenizers[0], tokenizers[1], &a->options };
+    XD_TRY(xd_projection_build(ctx, &desc, p, &report));
+    xd_projection_cache_name(&p->origin, name);
+    XD_TRY(xd_projection_save(ctx, a->out ? a->out : name, p));
+    print_report(p, &report);
     printf("written to          %s\n", a->out ? a->out : name);
     return XD_OK;
 }

@@ -46,9 +46,9 @@ static xd_result open_side(xd_ctx *ctx, const char *merges, side *s) {
 }
 
 /* Position t predicts token t + 1, and so takes its chunk. The logits stand for a model's. */
-static void predict(const xd_alignment *both, xd_chunk_side which, side *s) {
-    const int64_t count = s->tokens.count;
-    xd_chunk_ids(both, which, NULL, s->chunks, NULL, count);
+static void predict(const xd_alignment *both, xd_chunk_side which, const xd_align_side *tokens, side *s) {
+    const int64_t count = tokens->count;
+    xd_chunk_ids(both, which, tokens, s->chunks, NULL);
     for (int64_t t = 0; t < count; t++) s->labels[t] = t + 1 < count ? s->tokens.ids[t + 1] : XD_IGNORE_INDEX;
     for (int64_t t = 0; t < count; t++) s->chunks[t] = t + 1 < count ? s->chunks[t + 1] : -1;
     s->logits = (float *)malloc((size_t)(count * s->vocabulary) * sizeof(float));
@@ -91,11 +91,12 @@ int main(void) {
     const xd_align_side a = { side[0].tokens.spans, NULL, NULL, NULL, side[0].tokens.count };
     const xd_align_side b = { side[1].tokens.spans, NULL, NULL, NULL, side[1].tokens.count };
     if (r == XD_OK) r = xd_align_bytes(ctx, &a, &b, &both, NULL);
-    if (r == XD_OK) r = xd_projection_build(ctx, side[0].tokenizer, side[1].tokenizer, NULL, &m, NULL, NULL);
+    const xd_projection_desc pair = { side[0].tokenizer, side[1].tokenizer, NULL };
+    if (r == XD_OK) r = xd_projection_build(ctx, &pair, &m, NULL);
     const size_t size = (size_t)(a.count * side[0].vocabulary);
     for (int i = 0; i < 2 && r == XD_OK; i++) {
         const size_t bytes = (size_t)(side[i].tokens.count * side[i].vocabulary) * sizeof(float);
-        predict(&both, (xd_chunk_side)i, &side[i]);
+        predict(&both, (xd_chunk_side)i, i ? &b : &a, &side[i]);
         gradient[i] = (float *)calloc(size, sizeof(float));
         if (cudaMalloc((void **)&device[i], 2 * bytes)) return printf("there is no GPU, or no room on it\n"), 0;
         cudaMemcpy(device[i], side[i].logits, bytes, cudaMemcpyHostToDevice);

@@ -32,21 +32,20 @@ static xd_result demo_align(xd_ctx *ctx, demo_bridge *b) {
  * probabilities of next tokens become those of what the teacher may say next. */
 static xd_result demo_map_vocabularies(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                        demo_bridge *b) {
-    xd_projection_options options;
+    xd_projection_options options = xd_projection_defaults();
+    const xd_projection_desc desc = { student, teacher, &options };
     xd_projection pieces;
     xd_projection_rows rows;
-    options = xd_projection_defaults();
     memset(&pieces, 0, sizeof pieces);
     memset(&rows, 0, sizeof rows);
-    xd_result result = xd_projection_build(ctx, student, teacher, &options, &pieces, NULL, NULL);
+    xd_result result = xd_projection_build(ctx, &desc, &pieces, NULL);
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &pieces, 0, &rows);
     if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, false, &b->strict);
     if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, true, &b->relaxed);
     options.max_pieces = 1;
     options.k = DEMO_MOST_ENTRIES;
     options.disable_exact = options.reverse = true;
-    if (result == XD_OK)
-        result = xd_projection_build(ctx, student, teacher, &options, &b->projection, NULL, NULL);
+    if (result == XD_OK) result = xd_projection_build(ctx, &desc, &b->projection, NULL);
     xd_projection_rows_destroy(ctx, &rows);
     xd_projection_destroy(ctx, &pieces);
     return result;

@@ -160,7 +160,10 @@ xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *we
     xd_release(r->ctx, workspace);
     xd_release(r->ctx, logits);
     if (failed) return XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for a sample");
-    XD_TRY(xd_tokenizer_decode(r->ctx, tokenizer, ids, count, false, sample, DEMO_SAMPLE - 1, &length));
+    XD_TRY(xd_tokenizer_decode(
+        r->ctx, tokenizer,
+        &(xd_decode_desc){ .ids = ids, .count = count, .out = sample, .capacity = DEMO_SAMPLE - 1 },
+        &length));
     if (length > DEMO_SAMPLE - 1) length = DEMO_SAMPLE - 1;
     demo_mend_text(sample, length);
     sample[length] = 0;

@@ -45,7 +45,8 @@ static xd_result real_pair_vocabularies(xd_ctx *ctx, const real_options *o, real
     XD_TRY(real_load_side(ctx, o->path[1], o->preset[1], &s->teacher));
     real_overlap(s, &same, &all);
     const double loaded = xd_now(ctx) - start, empty = real_peak_mib();
-    XD_TRY(xd_projection_build(ctx, s->student, s->teacher, NULL, &s->projection, &r, NULL));
+    XD_TRY(
+        xd_projection_build(ctx, &(xd_projection_desc){ s->student, s->teacher, NULL }, &s->projection, &r));
     const double built = xd_now(ctx) - start - loaded;
     const double dense = (double)s->projection.student_size * (double)s->projection.teacher_size * 2.0;
     printf(

@@ -5,8 +5,10 @@
 
 #include <string.h>
 
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count) {
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact) {
+    const uint8_t *mask = tokens->mask;
+    const int64_t count = tokens->count;
     for (int64_t i = 0; i < count; i++) ids[i] = -1;
     if (exact) memset(exact, 0, (size_t)count);
     for (int64_t n = 0; n < alignment->count; n++) {

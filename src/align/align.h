@@ -70,11 +70,14 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
- * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
- * too. [count] each. Allocates nothing. */
-XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
-                         uint8_t *exact, int64_t count);
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+ * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
+ *
+ *   tokens   the side as it was aligned; only mask and count are looked at
+ *
+ * Local. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
+                         int64_t *ids, uint8_t *exact);
 
 /* Frees the chunks; an empty alignment is fine. */
 XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);

@@ -116,23 +116,23 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
 }
 
 /* Checks and memory on this rank alone; to be closed in any case. */
-static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                  const char *name, const xd_rows *rows, const int64_t *columns, int64_t k,
-                                  xdi_project_call *p) {
+static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
+                                  const xd_rows *rows, xdi_project_call *p) {
+    const xd_projection *projection = d->projection;
     memset(p, 0, sizeof *p);
     p->ctx = ctx;
     p->kernels = xd_ctx_kernels(ctx);
     p->launch = xd_ctx_launch(ctx);
-    p->vocab = xd_vocab_describe(vocab);
+    p->vocab = xd_vocab_describe(d->vocab);
     p->m = *projection;
-    p->columns = columns;
-    p->k = k;
+    p->columns = d->columns;
+    p->k = d->columns || d->k ? d->k : projection->teacher_size;
     p->on_device = p->kernels->device != XD_DEVICE_CPU;
-    XD_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, name, rows, -1));
     XD_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
                (long long)projection->student_size);
-    XD_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    XD_TRY(xdi_project_check_columns(ctx, projection, p->columns, p->k));
     return p->on_device ? xdi_project_bring(p) : XD_OK;
 }
 
@@ -191,26 +191,24 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     return XD_OK;
 }
 
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out) {
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "probs", &probs, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
-        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM);
+        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * p.k, XD_DTYPE_F64, XD_SUM);
     xdi_project_close(&p);
     return result;
 }
 
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient) {
     xdi_project_call p;
-    xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
+    xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
     result = xdi_vocab_agree(p.vocab.tp, NULL, result);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);

@@ -4,12 +4,20 @@
 #include "align/projection.h"
 #include "loss/vocab.h"
 
+/* Between which vocabularies, and for which of the teacher's ids. */
+typedef struct xd_project_desc {
+    const xd_vocab *vocab;           /* required; the student's */
+    const xd_projection *projection; /* required; M below */
+    const int64_t *columns;          /* [k] teacher ids, ascending; NULL -> all of them */
+    int64_t k;                       /* without columns M's teacher_size, or 0, which stands for it */
+} xd_project_desc;
+
 /* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
  * columns.
  *
- *   probs    [T, V/tp] f32 or bf16; this rank's columns
- *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
- *   out      [T, k], the same on every rank of the vocabulary
+ *   desc   read during the call
+ *   probs  [T, V/tp] f32 or bf16; this rank's columns
+ *   out    [T, k], the same on every rank of the vocabulary
  *
  * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
  * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
@@ -21,8 +29,7 @@
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
  * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
@@ -30,8 +37,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_project
  *
  *   weight    [T, k]
  *   gradient  [T, V/tp] */
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                     const double *weight, const int64_t *columns, int64_t k,
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient);
 
 /* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.

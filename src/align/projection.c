@@ -18,6 +18,7 @@ static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_
     int64_t *begin = (int64_t *)(void *)memory;
     int32_t *ids = (int32_t *)(void *)(memory + begins);
     float *weights = (float *)(void *)(ids + 2 * entries);
+    memset(out, 0, sizeof *out);
     out->student_size = student_size;
     out->teacher_size = teacher_size;
     out->entries = entries;
@@ -57,9 +58,10 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
     column[0] = 0;
 }
 
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out) {
-    const xd_vote *sorted = NULL;
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+    const xd_vote *cells = list->cells, *sorted = NULL;
+    const int64_t count = list->count;
+    int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -83,17 +85,17 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
-    int64_t count = 0;
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
+    xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
             if (rows->ids[i] < 0) continue;
-            cells[count].student_id = (int32_t)r;
-            cells[count].teacher_id = rows->ids[i];
-            cells[count++].weight = (double)rows->weights[i];
+            cells[list.count].student_id = (int32_t)r;
+            cells[list.count].teacher_id = rows->ids[i];
+            cells[list.count++].weight = (double)rows->weights[i];
         }
-    const xd_result result = xd_projection_from_cells(ctx, cells, count, student_size, teacher_size, out);
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
     xd_release(ctx, cells);
     return result;
 }

@@ -2,6 +2,7 @@
 #define XDI_ALIGN_PROJECTION_H
 
 #include "align/align.h"
+#include "kernel/types.h"
 
 /* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
  * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
@@ -50,10 +51,9 @@ XD_API void xd_piece_weights(int64_t count, double *weights);
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
-    const xd_text *student, *teacher; /* vocabulary strings, by id */
-    int64_t student_count, teacher_count;
-    double threshold;  /* least similarity of a pair */
-    int64_t max_pairs; /* best pairs a student token keeps */
+    xd_texts student, teacher; /* vocabularies */
+    double threshold;          /* least similarity of a pair */
+    int64_t max_pairs;         /* best pairs a student token keeps */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -106,9 +106,8 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
 /* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
  * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count);
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher);
 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
@@ -124,25 +123,29 @@ typedef struct xd_projection_cut_desc {
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
+/* What is kept of similarities. */
+typedef struct xd_similarity_desc {
+    int64_t k;        /* entries of a row, at least 1 */
+    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+} xd_similarity_desc;
+
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
- * largest, normalised, the best k; entries below threshold lose their id but keep their weight
- * (minimal_projection_generator.py).
+ * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [rows, columns]
- */
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+ *   similarities  [student ids, teacher ids] f32, memory of the host
+ *
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
 /* The same with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student_count, width]
- *   teacher  [teacher_count, width]
+ *   student  [student ids, width] f32, memory of the host
+ *   teacher  [teacher ids, width] likewise
  */
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out);
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out);
 
 /* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
  * reference's one-sided Sinkhorn step: repeating it changes nothing. */
@@ -153,6 +156,22 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
+/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
+typedef struct xd_projection_options {
+    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
 /* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
 typedef struct xd_projection {
     int64_t student_size, teacher_size, entries;
@@ -162,6 +181,9 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
+    xd_projection_origin
+        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
+                                  * way sets it before xd_projection_save */
 } xd_projection;
 
 /* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
@@ -170,9 +192,15 @@ typedef struct xd_projection {
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
-/* From a list of cells in any order; equal ones are added up. */
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
-                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+/* A matrix as a list of its cells. */
+typedef struct xd_projection_cells {
+    const xd_vote *cells; /* [count] in any order; equal ones are added up */
+    int64_t count;
+    int64_t student_size, teacher_size; /* of the vocabularies; larger when a cell needs it */
+} xd_projection_cells;
+
+/* From a list of cells. Errors: as xd_projection_from_rows. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *cells, xd_projection *out);
 
 /* Frees the matrix; an empty one is fine. */
 XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);

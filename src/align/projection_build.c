@@ -173,10 +173,10 @@ static xd_result xdi_build_special(xdi_build *b) {
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
     xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
     memset(&desc, 0, sizeof desc);
-    desc.student = names;
-    desc.student_count = students;
-    desc.teacher = names + students;
-    desc.teacher_count = teachers;
+    desc.student.texts = names;
+    desc.student.count = students;
+    desc.teacher.texts = names + students;
+    desc.teacher.count = teachers;
     desc.threshold = b->options.special_threshold;
     desc.max_pairs = b->options.k;
     xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
@@ -263,28 +263,29 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                             const xd_projection_options *options) {
-    xd_projection_origin origin;
-    origin.student_hash = xd_tokenizer_describe(student).hash;
-    origin.teacher_hash = xd_tokenizer_describe(teacher).hash;
-    origin.options = *options;
-    return origin;
+/* The options in force, checked, and the hashes of the tokenizers. */
+static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
+    const xd_projection_options usual = xd_projection_defaults();
+    memset(out, 0, sizeof *out);
+    out->options = xdi_projection_resolve(desc->options ? desc->options : &usual);
+    XD_TRY(xdi_projection_check_options(ctx, &out->options));
+    out->student_hash = xd_tokenizer_describe(desc->student).hash;
+    out->teacher_hash = xd_tokenizer_describe(desc->teacher).hash;
+    return XD_OK;
 }
 
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin) {
-    const xd_projection_options usual = xd_projection_defaults();
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report) {
+    xd_projection_origin origin;
     xd_projection_rows rows;
     xdi_build b;
     memset(&rows, 0, sizeof rows);
     memset(&b, 0, sizeof b);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     b.ctx = ctx;
-    b.options = xdi_projection_resolve(options ? options : &usual);
-    XD_TRY(xdi_projection_check_options(ctx, &b.options));
-    b.tokenizer[XDI_BUILD_STUDENT] = student;
-    b.tokenizer[XDI_BUILD_TEACHER] = teacher;
+    b.options = origin.options;
+    b.tokenizer[XDI_BUILD_STUDENT] = desc->student;
+    b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
     xdi_build_end(&b); /* the votes make room for the matrix */
@@ -293,9 +294,9 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
                                          b.info[XDI_BUILD_TEACHER].size, out);
     xd_projection_rows_destroy(ctx, &rows);
     if (result != XD_OK) return result;
+    out->origin = origin;
     b.report.entries = out->entries;
     if (report) *report = b.report;
-    if (origin) *origin = xdi_build_origin(student, teacher, &b.options);
     return XD_OK;
 }
 
@@ -310,16 +311,15 @@ static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     return true;
 }
 
-static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokenizer *student,
-                                  const xd_tokenizer *teacher, const xd_projection_origin *origin,
-                                  xd_projection *out, bool *built) {
+static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
+                                  const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
     if (xdi_build_is_file(ctx, path)) {
-        const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
+        const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
-    XD_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
-    const xd_result written = xd_projection_save(ctx, path, &made, origin);
+    XD_TRY(xd_projection_build(ctx, desc, &made, NULL));
+    const xd_result written = xd_projection_save(ctx, path, &made);
     if (written == XD_OK) {
         *out = made;
         *built = true;
@@ -329,21 +329,18 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokeni
     return written;
 }
 
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built) {
-    const xd_projection_options usual = xd_projection_defaults();
-    const xd_projection_options resolved = xdi_projection_resolve(options ? options : &usual);
     char name[XD_PROJECTION_NAME_BYTES];
+    xd_projection_origin origin;
     bool fresh = false;
-    XD_TRY(xdi_projection_check_options(ctx, &resolved));
-    const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
+    XD_TRY(xdi_build_origin(ctx, desc, &origin));
     xd_projection_cache_name(&origin, name);
     const size_t room = strlen(directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
     snprintf(path, room, "%s/%s", directory, name);
-    const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
+    const xd_result result = xdi_build_cached(ctx, path, desc, &origin, out, &fresh);
     xd_release(ctx, path);
     if (result == XD_OK && built) *built = fresh;
     return result;

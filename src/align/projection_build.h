@@ -16,6 +16,12 @@ typedef struct xd_projection_report {
     double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
 } xd_projection_report;
 
+/* Two tokenizers and how to build their projection. */
+typedef struct xd_projection_desc {
+    const xd_tokenizer *student, *teacher; /* required */
+    const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
+} xd_projection_desc;
+
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
  * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
@@ -25,18 +31,15 @@ typedef struct xd_projection_report {
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
- *   options  NULL -> xd_projection_defaults()
- *   out      [student's size, teacher's size]; free with xd_projection_destroy
+ *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
  *   report   NULL when it is not needed
- *   origin   for xd_projection_save; NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
  * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
  * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
-                                     const xd_projection_options *options, xd_projection *out,
-                                     xd_projection_report *report, xd_projection_origin *origin);
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report);
 
 /* The projection from a directory of them: read when a file with the cache name is there, else built and
  * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
@@ -46,8 +49,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, c
  *   built      false when it was read; NULL when it does not matter
  *
  * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
-                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built);
 
 #endif

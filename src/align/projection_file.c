@@ -95,16 +95,15 @@ static float xdi_projfile_get_float(const unsigned char *at) {
 
 /* ---- writing ---- */
 
-static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
-                                    const xd_projection_origin *origin) {
-    const xd_projection_options o = xdi_projection_resolve(&origin->options);
+static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p) {
+    const xd_projection_options o = xdi_projection_resolve(&p->origin.options);
     memcpy(file, XDI_PROJFILE_MAGIC, 8);
     xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
     xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
     xdi_projfile_put(file + 24, (uint64_t)p->teacher_size, 8);
     xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
-    xdi_projfile_put(file + 40, origin->student_hash, 8);
-    xdi_projfile_put(file + 48, origin->teacher_hash, 8);
+    xdi_projfile_put(file + 40, p->origin.student_hash, 8);
+    xdi_projfile_put(file + 48, p->origin.teacher_hash, 8);
     xdi_projfile_put(file + 56, (uint64_t)o.max_pieces, 4);
     xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
     xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
@@ -122,10 +121,9 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
     }
 }
 
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin) {
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection) {
     const xd_projection *p = projection;
-    const xd_projection_options options = xdi_projection_resolve(&origin->options);
+    const xd_projection_options options = xdi_projection_resolve(&p->origin.options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
@@ -137,7 +135,7 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
     XD_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
-    xdi_projfile_put_header(file, p, origin);
+    xdi_projfile_put_header(file, p);
     xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
     xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
     const xd_result result = xd_file_save(ctx, path, file, bytes);
@@ -267,15 +265,15 @@ static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_proje
             cells[i].teacher_id = (int32_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
             cells[i].weight = (double)xdi_projfile_get_float(f->weight + 4 * i);
         }
-    const xd_result result =
-        xd_projection_from_cells(ctx, cells, f->entries, f->student_size, f->teacher_size, out);
+    const xd_projection_cells list = { cells, f->entries, f->student_size, f->teacher_size };
+    const xd_result result = xd_projection_from_cells(ctx, &list, out);
+    if (result == XD_OK) out->origin = f->origin;
     xd_release(ctx, cells);
     return result;
 }
 
 static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *data, size_t bytes,
-                                   const xd_projection_origin *expected, xd_projection *out,
-                                   xd_projection_origin *origin) {
+                                   const xd_projection_origin *expected, xd_projection *out) {
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
@@ -283,23 +281,20 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
     XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));
     XD_TRY(xdi_projfile_check_rows(ctx, &f));
-    XD_TRY(xdi_projfile_build(ctx, &f, out));
-    if (origin) *origin = f.origin;
-    return XD_OK;
+    return xdi_projfile_build(ctx, &f, out);
 }
 
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin) {
-    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
+                                           const xd_projection_origin *expected, xd_projection *out) {
+    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out);
 }
 
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin) {
+                                    xd_projection *out) {
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
-    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
+    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out);
     xd_release(ctx, data);
     return result;
 }

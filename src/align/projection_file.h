@@ -24,22 +24,6 @@
  *
  * and nothing behind it. All calls are local. */
 
-/* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
-typedef struct xd_projection_options {
-    int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
-    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
-    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
-} xd_projection_options;
-
-/* What a projection was made of: it is right for these two tokenizers only. */
-typedef struct xd_projection_origin {
-    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
-    xd_projection_options options;
-} xd_projection_origin;
-
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
     XD_PROJECTION_NAME_BYTES = 128
@@ -52,28 +36,25 @@ XD_API xd_projection_options xd_projection_defaults(void);
  * Equal origins have equal names, and different ones different names. Pure. */
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
-/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
- * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
-XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
-                                    const xd_projection_origin *origin);
+/* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
  *
  *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy
- *   origin    what the file says; NULL when it is not needed
+ *   out       free with xd_projection_destroy; its origin is what the file says
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
  * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out, xd_projection_origin *origin);
+                                    xd_projection *out);
 
 /* The same over bytes in memory, which are not needed after the call. */
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out,
-                                           xd_projection_origin *origin);
+                                           const xd_projection_origin *expected, xd_projection *out);
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *

@@ -170,28 +170,28 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
     }
 }
 
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
-                                                int64_t student_count, const xd_text *teacher,
-                                                int64_t teacher_count) {
-    XD_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
-               "%lld student strings for a projection of %lld rows", (long long)student_count,
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
+               "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
-    const size_t n = (size_t)teacher_count;
+    const size_t n = (size_t)teacher.count;
     xdi_mapping_string *strings =
         (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
     XD_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
-        strings[i].text = teacher[i];
+        strings[i].text = teacher.texts[i];
         strings[i].id = (int64_t)i;
         sorted[i] = &strings[i];
     }
     xdi_sort(sorted, n, xdi_mapping_compare);
-    for (int64_t s = 0; s < student_count; s++) {
-        const int64_t at = xdi_mapping_find(sorted, teacher_count, student[s]);
-        if (student[s].size == 0 || at == teacher_count) continue;
+    for (int64_t s = 0; s < student.count; s++) {
+        const int64_t at = xdi_mapping_find(sorted, teacher.count, student.texts[s]);
+        if (student.texts[s].size == 0 || at == teacher.count) continue;
         const xdi_mapping_string *found = (const xdi_mapping_string *)sorted[at];
-        if (xdi_mapping_compare_text(found->text, student[s]) == 0) xdi_mapping_set_exact(rows, s, found->id);
+        if (xdi_mapping_compare_text(found->text, student.texts[s]) == 0)
+            xdi_mapping_set_exact(rows, s, found->id);
     }
     xd_release(ctx, strings);
     return XD_OK;
@@ -256,20 +256,34 @@ static void xdi_mapping_similar_row(const float *similarities, int64_t columns, 
         if ((double)best->weights[i] < threshold) best->ids[i] = -1;
 }
 
+/* Rows of f32, one for each id of a vocabulary. */
+static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const char *name) {
+    XD_REQUIRE(ctx, x->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "%s are f32, not %s", name,
+               xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
+               "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    return XD_OK;
+}
+
 static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     XD_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)columns);
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of theirs a thread. */
+/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
 typedef struct xdi_mapping_similar {
-    const float *student, *teacher; /* similarities: student [rows, columns] */
-    float *cosines;                 /* [threads, columns] */
-    int64_t columns, width;
+    const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
+    float *cosines;                   /* [threads, columns] */
+    int64_t columns;
     double threshold;
     xd_projection_rows *rows;
 } xdi_mapping_similar;
+
+static const float *xdi_mapping_row(const xd_rows *x, int64_t r) {
+    return (const float *)x->data + r * (x->stride ? x->stride : x->cols);
+}
 
 static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
@@ -277,18 +291,19 @@ static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end,
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
-        xdi_mapping_similar_row(m->student + r * m->columns, m->columns, m->threshold, &best);
+        xdi_mapping_similar_row(xdi_mapping_row(m->student, r), m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
-                                                      int64_t columns, int64_t k, double threshold,
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                      const xd_similarity_desc *desc,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    xdi_mapping_similar m = { similarities, NULL, NULL, columns, 0, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, columns));
-    XD_TRY(xdi_mapping_create(ctx, rows, k, &made));
-    const xd_result result = xdi_parallel_range(ctx, rows, 1, xdi_mapping_similar_rows, &m);
+    xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
+    XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
+    const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
     if (result == XD_OK)
         *out = made;
     else
@@ -304,34 +319,37 @@ static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
 
 static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end, int slot) {
     const xdi_mapping_similar *m = (const xdi_mapping_similar *)argument;
-    const int64_t k = m->rows->k;
+    const int64_t k = m->rows->k, width = m->student->cols;
     float *cosines = m->cosines + slot * m->columns;
     for (int64_t r = begin; r < end; r++) {
-        const float *row = m->student + r * m->width;
-        const double length = sqrt(xdi_mapping_dot(row, row, m->width));
+        const float *row = xdi_mapping_row(m->student, r);
+        const double length = sqrt(xdi_mapping_dot(row, row, width));
         xdi_mapping_best best = { m->rows->ids + r * k, m->rows->weights + r * k, 0, k };
         for (int64_t c = 0; c < m->columns; c++) {
-            const float *other = m->teacher + c * m->width;
-            const double product = length * sqrt(xdi_mapping_dot(other, other, m->width));
-            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, m->width) / product) : 0.0f;
+            const float *other = xdi_mapping_row(m->teacher, c);
+            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
         }
         xdi_mapping_similar_row(cosines, m->columns, m->threshold, &best);
     }
 }
 
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
-                                                    const float *teacher, int64_t teacher_count,
-                                                    int64_t width, int64_t k, double threshold,
-                                                    xd_projection_rows *out) {
-    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher_count;
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                    const xd_similarity_desc *desc, xd_projection_rows *out) {
+    const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher.rows;
     xd_projection_rows made;
-    xdi_mapping_similar m = { student, teacher, NULL, teacher_count, width, threshold, &made };
-    XD_TRY(xdi_mapping_check_columns(ctx, teacher_count));
+    xdi_mapping_similar m = { &student, &teacher, NULL, teacher.rows, desc->threshold, &made };
+    XD_TRY(xdi_mapping_check_rows(ctx, &student, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_rows(ctx, &teacher, "the teacher's embeddings"));
+    XD_REQUIRE(ctx, student.cols == teacher.cols, XD_ERROR_SHAPE,
+               "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
+               (long long)teacher.cols);
+    XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
-    xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
+    xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);
     if (result == XD_OK) {
-        result = xdi_parallel_range(ctx, student_count, 1, xdi_mapping_embedded_rows, &m);
+        result = xdi_parallel_range(ctx, student.rows, 1, xdi_mapping_embedded_rows, &m);
         if (result == XD_OK)
             *out = made;
         else

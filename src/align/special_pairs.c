@@ -126,9 +126,9 @@ static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most
     return kept + 1;
 }
 
-static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
+static int64_t xdi_special_count(xd_texts all) {
     int64_t n = 0;
-    for (int64_t i = 0; i < count; i++) n += xdi_special_is(texts[i]);
+    for (int64_t i = 0; i < all.count; i++) n += xdi_special_is(all.texts[i]);
     return n;
 }
 
@@ -137,19 +137,21 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
-    const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
+    const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
-    const int64_t students = xdi_special_count(desc->student, desc->student_count);
+    const int64_t students = xdi_special_count(desc->student);
     const size_t room = (size_t)students * (size_t)most;
     xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
-    for (int64_t s = 0; s < desc->student_count && most > 0; s++) {
+    for (int64_t s = 0; s < desc->student.count && most > 0; s++) {
         int64_t mine = 0;
-        if (!xdi_special_is(desc->student[s])) continue;
-        for (int64_t t = 0; t < desc->teacher_count; t++) {
-            if (!xdi_special_is(desc->teacher[t])) continue;
-            const xd_special_pair pair = { s, t, xdi_special_similarity(desc->student[s], desc->teacher[t]) };
+        if (!xdi_special_is(desc->student.texts[s])) continue;
+        for (int64_t t = 0; t < desc->teacher.count; t++) {
+            if (!xdi_special_is(desc->teacher.texts[t])) continue;
+            const xd_special_pair pair = {
+                s, t, xdi_special_similarity(desc->student.texts[s], desc->teacher.texts[t])
+            };
             if (pair.similarity >= threshold) mine = xdi_special_insert(list + n, mine, most, pair);
         }
         n += mine;

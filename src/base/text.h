@@ -9,6 +9,12 @@ typedef struct xd_text {
     int64_t size;
 } xd_text;
 
+/* Strings of tokens: those of a vocabulary by id, or of a sequence in order. */
+typedef struct xd_texts {
+    const xd_text *texts; /* [count] */
+    int64_t count;
+} xd_texts;
+
 /* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
  * same role at the same place. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;

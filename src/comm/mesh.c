@@ -292,6 +292,7 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
 static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_topology *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc made;
     int count = 0;
     int64_t product = 1;
     XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
@@ -309,9 +310,13 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     }
     XD_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
-    return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
-                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
-                              out);
+    memset(&made, 0, sizeof made);
+    made.axes = axes;
+    made.axis_count = count;
+    made.ranks = d->topology ? d->topology->ranks : d->ranks;
+    made.rank_count = d->topology ? d->topology->rank_count : d->rank_count;
+    made.world_size = xd_comm_size(world);
+    return xd_topology_create(ctx, &made, out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -533,8 +538,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out) {
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -542,8 +546,7 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_comm *members;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result =
-        xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, desc, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)

@@ -68,8 +68,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 
 /* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
-                                   xd_mesh **out);
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
  * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */

@@ -34,8 +34,8 @@ static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int 
 
 static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
     int fills = 0;
-    XD_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-               "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    XD_REQUIRE(ctx, axes && axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "%d axes given%s, 1 to %d are possible", axis_count, axes ? "" : " at NULL", XD_MESH_AXES_MAX);
     for (int i = 0; i < axis_count; i++) {
         XD_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
@@ -56,12 +56,12 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out) {
+/* The axes of a desc as they come, slowest first. */
+static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
+                                      xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    const int available = ranks ? rank_count : world_size;
+    const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
@@ -80,11 +80,11 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
         product = available;
     }
     XD_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
-               (int)product, ranks ? "the list has" : "the world has", available);
-    if (ranks) XD_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+               (int)product, d->ranks ? "the list has" : "the world has", available);
+    if (d->ranks) XD_TRY(xdi_topology_check_ranks(ctx, d->ranks, d->rank_count, d->world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
-    t.ranks = ranks;
+    t.ranks = d->ranks;
     *out = t;
     return XD_OK;
 }
@@ -128,19 +128,30 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out) {
+/* The axes in the order of the string, slowest first. */
+static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_axis *sorted) {
     int sequence[XD_MESH_AXES_MAX];
+    XD_REQUIRE(ctx, d->axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XD_TRY(xdi_topology_parse_order(ctx, d->order, d->axes, d->axis_count, sequence));
+    for (int i = 0; i < d->axis_count; i++) sorted[d->axis_count - 1 - i] = d->axes[sequence[i]];
+    return XD_OK;
+}
+
+/* Context and expert parallelism share ranks: one grid has one of them. */
+static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
+    const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
+    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
+               "cp is %d and ep is %d: one grid cannot have both above 1", t->size[cp], t->size[ep]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out) {
     xd_axis sorted[XD_MESH_AXES_MAX];
-    XD_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
-    XD_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
-    XD_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
-    for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
-    const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
-    XD_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
-               "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    XD_TRY(xdi_topology_check_axes(ctx, desc->axes, desc->axis_count));
+    if (desc->order) XD_TRY(xdi_topology_sort(ctx, desc, sorted));
+    XD_TRY(xdi_topology_lay_out(ctx, desc, desc->order ? sorted : desc->axes, &t));
+    if (desc->order) XD_TRY(xdi_topology_check_order(ctx, &t));
     *out = t;
     return XD_OK;
 }
@@ -170,7 +181,12 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
         memset(out, 0, sizeof *out);
         return XD_OK;
     }
-    return xd_topology_create(ctx, axes, count, NULL, 0, world_size, out);
+    xd_topology_desc d;
+    memset(&d, 0, sizeof d);
+    d.axes = axes;
+    d.axis_count = count;
+    d.world_size = world_size;
+    return xd_topology_create(ctx, &d, out);
 }
 
 static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
@@ -186,7 +202,13 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
         axes[i].name = names[i];
         axes[i].size = sizes[i];
     }
-    return xd_topology_from_order(ctx, d->order, axes, 5, d->world_size, out);
+    xd_topology_desc grid;
+    memset(&grid, 0, sizeof grid);
+    grid.axes = axes;
+    grid.axis_count = 5;
+    grid.order = d->order;
+    grid.world_size = d->world_size;
+    return xd_topology_create(ctx, &grid, out);
 }
 
 /* Position of a rank inside its pipeline group and the first rank of that group. */
@@ -243,29 +265,40 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out) {
-    const int at = axis ? xd_topology_axis(topology, axis) : -1;
-    xd_axis axes[XD_MESH_AXES_MAX];
+/* The size of the axis that is split, over its parts. */
+static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
+                                          const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
-    int count = 0;
-    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XD_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
-               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
+               d->axis ? d->axis : "");
+    XD_REQUIRE(ctx, d->part_count >= 1 && topology->axis_count - 1 + d->part_count <= XD_MESH_AXES_MAX,
+               XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
-    XD_TRY(xdi_topology_check_axes(ctx, parts, part_count));
-    for (int i = 0; i < part_count; i++) product *= parts[i].size;
+    XD_TRY(xdi_topology_check_axes(ctx, d->parts, d->part_count));
+    for (int i = 0; i < d->part_count; i++) product *= d->parts[i].size;
     XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
-               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+               "the parts multiply to %lld but \"%s\" has size %d", (long long)product, d->axis,
                topology->size[at]);
-    for (int i = 0; i < topology->axis_count; i++) {
-        for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
-        if (i == at) continue;
-        axes[count].name = topology->name[i];
-        axes[count++].size = topology->size[i];
-    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out) {
+    const int at = desc->axis ? xd_topology_axis(topology, desc->axis) : -1;
+    xd_axis axes[XD_MESH_AXES_MAX];
+    xd_topology_desc d;
     xd_topology t;
-    XD_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    memset(&d, 0, sizeof d);
+    XD_TRY(xdi_topology_check_parts(ctx, topology, desc, at));
+    for (int i = 0; i < topology->axis_count; i++) {
+        for (int k = 0; i == at && k < desc->part_count; k++) axes[d.axis_count++] = desc->parts[k];
+        if (i == at) continue;
+        axes[d.axis_count].name = topology->name[i];
+        axes[d.axis_count++].size = topology->size[i];
+    }
+    d.axes = axes;
+    d.world_size = topology->rank_count;
+    XD_TRY(xd_topology_create(ctx, &d, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;

@@ -28,22 +28,24 @@ typedef struct xd_topology {
     const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
 } xd_topology;
 
-/* Axes over a world of world_size ranks.
- *
- *   axes    axis_count of them, slowest first
- *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
- *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
- * sizes do not multiply to the number of ranks, or do not divide it for -1). */
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
-                                    int rank_count, int world_size, xd_topology *out);
+/* Axes and the ranks that they order. */
+typedef struct xd_topology_desc {
+    const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
+    int axis_count;
+    const char
+        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); the axes then come
+                        * in any order, and one of size 1 that is left out becomes the slowest. NULL -> none */
+    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> all of the world in order */
+    int rank_count;
+    int world_size; /* required */
+} xd_topology_desc;
 
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
- * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
- * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
- * Errors: ARGUMENT, TOPOLOGY as above. */
-XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
-                                        int world_size, xd_topology *out);
+/* Axes over a world of world_size ranks. Borrows desc->ranks. Pure.
+ *
+ * Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks; an order with a name that is unknown or
+ * repeated, one that leaves out an axis above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the sizes do not multiply
+ * to the number of ranks, or do not divide it for -1). */
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out);
 
 /* What happens over the data axis in the configuration form. */
 typedef enum xd_data_parallel {
@@ -84,10 +86,18 @@ typedef struct xd_expert_desc {
 XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
                                      xd_topology *expert);
 
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+/* One axis that becomes several. */
+typedef struct xd_unflatten_desc {
+    const char *axis; /* required; the one to split */
+    const xd_axis
+        *parts; /* required; [part_count], slowest first; their sizes multiply to that of the axis */
+    int part_count;
+} xd_unflatten_desc;
+
+/* Splits one axis into several with the same product, row-major; the rank list stays. Pure. Errors: ARGUMENT,
  * TOPOLOGY. */
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
-                                       const xd_axis *parts, int part_count, xd_topology *out);
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                       const xd_unflatten_desc *desc, xd_topology *out);
 
 /* Index of the axis of that name; -1 when there is none. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);

@@ -385,7 +385,9 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
 }
 
 /* Strings as they are. */
-static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
+static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    const xd_text *tokens = all.texts;
+    const int64_t count = all.count;
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
@@ -399,8 +401,8 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t c
 }
 
 /* Canonical forms, and the canonical forms of those. */
-static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
-    XD_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+static xd_result xdi_dp_canonical_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
+    XD_TRY(xd_canonical_sequence(ctx, all.texts, all.count, &side->tokens));
     const int64_t n = side->tokens.count;
     xd_canonical *again = &side->again;
     XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
@@ -443,11 +445,11 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
-static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t student_count,
-                             int64_t teacher_count, xdi_dp *dp) {
+static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
+    const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
-    dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
+    dp->combination = desc->max_combination ? desc->max_combination : 4;
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -468,10 +470,9 @@ static void xdi_dp_close(xdi_dp *dp) {
     xd_release(dp->ctx, dp->trace);
 }
 
-static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
-                            int64_t teacher_count, xd_alignment *out) {
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out) {
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_anchored(dp));
     xdi_dp_merge_bad(dp);
@@ -479,35 +480,31 @@ static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                             xd_alignment *out) {
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run(&dp, desc, out);
     xdi_dp_close(&dp);
     return result;
 }
 
-static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t student_count,
-                                    const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
+static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out,
                                     double *score) {
-    const xdi_dp_table x = { 0, student_count, 0, teacher_count };
-    XD_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
-    XD_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    const int64_t n = desc->student.count, m = desc->teacher.count;
+    const xdi_dp_table x = { 0, n, 0, m };
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->student, &dp->student));
+    XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
-    XD_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
+    XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
+    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
-                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
-                                  xd_alignment *out, double *score) {
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
+                                  double *score) {
     xdi_dp dp;
-    XD_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
-    const xd_result result =
-        xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
+    XD_TRY(xdi_dp_open(ctx, desc, &dp));
+    const xd_result result = xdi_dp_run_segment(&dp, desc, out, score);
     xdi_dp_close(&dp);
     return result;
 }

@@ -11,20 +11,19 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
     return out->position_begin < out->position_end && out->vocabulary_begin < out->vocabulary_end;
 }
 
-static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
-    XD_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
-               "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
-               (long long)vocabulary);
-    for (int64_t i = 0; i < count; i++) {
-        const xd_teacher_shard *s = &shards[i];
+static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
+               "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
+               (long long)d->vocabulary);
+    for (int64_t i = 0; i < d->count; i++) {
+        const xd_teacher_shard *s = &d->shards[i];
         XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
                    (long long)s->vocabulary_end);
-        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+        XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= d->vocabulary, XD_ERROR_ARGUMENT,
                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
-                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+                   (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)d->vocabulary);
     }
     return XD_OK;
 }
@@ -35,10 +34,11 @@ static bool xdi_route_overlap(const xd_teacher_shard *a, const xd_teacher_shard 
 }
 
 /* Disjoint rectangles whose areas add up to the window's cover it. */
-static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                 int64_t end, int64_t vocabulary) {
+static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    const xd_teacher_shard *shards = d->shards;
+    const int64_t begin = d->begin, end = d->end;
     int64_t area = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < d->count; i++) {
         xd_teacher_shard mine, other;
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
@@ -47,25 +47,25 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, in
                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
     }
-    XD_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, area == (end - begin) * d->vocabulary, XD_ERROR_SHAPE,
                "shards hold %lld of the window's %lld logits", (long long)area,
-               (long long)((end - begin) * vocabulary));
+               (long long)((end - begin) * d->vocabulary));
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
+    const xd_teacher_shard *shards = desc->shards;
     int64_t n = 0;
-    XD_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
-    XD_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
-    for (int64_t i = 0; i < count; i++) {
+    XD_TRY(xdi_route_check(ctx, desc));
+    XD_TRY(xdi_route_cover(ctx, desc));
+    for (int64_t i = 0; i < desc->count; i++) {
         xd_teacher_shard part;
-        if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
+        if (!xdi_route_cut(&shards[i], desc->begin, desc->end, &part)) continue;
         pieces[n].shard = i;
         pieces[n].from_position = part.position_begin - shards[i].position_begin;
         pieces[n].from_column = 0;
-        pieces[n].to_position = part.position_begin - begin;
+        pieces[n].to_position = part.position_begin - desc->begin;
         pieces[n].to_column = part.vocabulary_begin;
         pieces[n].positions = part.position_end - part.position_begin;
         pieces[n++].columns = part.vocabulary_end - part.vocabulary_begin;

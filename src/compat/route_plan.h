@@ -22,16 +22,22 @@ typedef struct xd_teacher_piece {
     int64_t positions, columns;
 } xd_teacher_piece;
 
-/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
+/* What the ranks of a teacher hold, and the part of it that is wanted. */
+typedef struct xd_teacher_route_desc {
+    const xd_teacher_shard *shards; /* [count]; empty ones, and those outside the window, give no piece */
+    int64_t count;
+    int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
+    int64_t vocabulary;
+} xd_teacher_route_desc;
+
+/* The pieces of the window, in the order of the shards.
  *
- *   shards  [count]; empty ones, and those outside the window, give no piece
- *   pieces  [count]; *piece_count of them are written
+ *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
  * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
  * some of it is in no shard, with how much. */
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
-                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
 /* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its

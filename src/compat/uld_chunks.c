@@ -32,12 +32,11 @@ static void xdi_uld_push(xd_alignment *a, int64_t s0, int64_t s1, int64_t t0, in
 }
 
 /* A pair of groups ends where both sides have a token that ends; what is left over is the last pair. */
-static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, const xd_uld_trl_side *teacher,
-                             xdi_uld_span t, xd_alignment *out) {
+static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_span t, xd_alignment *out) {
     const int64_t s_end = s.first + s.count, t_end = t.first + t.count;
     int64_t i = s.first, j = t.first, s0 = i, t0 = j;
     while (i < s_end && j < t_end) {
-        const int64_t a = student->spans[i].end, b = teacher->spans[j].end;
+        const int64_t a = d->student.spans[i].end, b = d->teacher.spans[j].end;
         if (a <= b) i++;
         if (b <= a) j++;
         if (a != b) continue;
@@ -48,22 +47,20 @@ static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, con
     xdi_uld_push(out, s0, s_end, t0, t_end);
 }
 
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out) {
-    const xdi_uld_span s = xdi_uld_span_of(student), t = xdi_uld_span_of(teacher);
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
     out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
     XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
     if (most <= 0) return XD_OK;
-    if (extended)
-        xdi_uld_extended(student, s, teacher, t, out);
+    if (desc->extended)
+        xdi_uld_extended(desc, s, t, out);
     else
         for (int64_t i = 0; i < most; i++)
             xdi_uld_push(out, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
     /* the first token of a sequence has no row before it */
-    if (merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
+    if (desc->merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
         memmove(out->chunks, out->chunks + 1, (size_t)--out->count * sizeof *out->chunks);
     return XD_OK;
 }

@@ -11,11 +11,16 @@ typedef struct xd_uld_trl_side {
     bool skip_eos; /* the last token of the span is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
- * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
- * MEMORY. */
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
-                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
-                                      xd_alignment *out);
+/* A sequence as TRL cuts it. */
+typedef struct xd_uld_trl_desc {
+    xd_uld_trl_side student, teacher;
+    bool extended; /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge
+        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+} xd_uld_trl_desc;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
+ * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif

@@ -77,16 +77,16 @@ static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
     size_t row_bytes;
     const int64_t rows = xdi_gather_rows(g, i, &row_bytes);
-    int64_t begin[XD_DIMS_MAX] = { 0 }, end[XD_DIMS_MAX] = { 0 };
+    xd_interval window[XD_DIMS_MAX];
     xd_result mine = XD_OK;
-    for (int d = 1; d < whole->ndim; d++) end[d] = whole->shape[d];
+    memset(window, 0, sizeof window);
+    for (int d = 1; d < whole->ndim; d++) window[d].end = whole->shape[d];
     for (int64_t row = 0; row < extent && row_bytes > 0; row += rows) {
         const int64_t count = rows < extent - row ? rows : extent - row;
-        const bool scalar = whole->ndim == 0;
-        begin[0] = row;
-        end[0] = row + count;
-        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
-                                scalar ? NULL : end, g->desc->root, g->slab));
+        window[0].begin = row;
+        window[0].end = row + count;
+        XD_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, whole->ndim ? window : NULL,
+                                g->desc->root, g->slab));
         if (g->root && mine == XD_OK)
             mine = xd_weights_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
                                            g->slab);

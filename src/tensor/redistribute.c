@@ -629,29 +629,28 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
     return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
-static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin,
-                                   const int64_t *end, xd_region *window) {
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const xd_interval *window,
+                                   xd_region *region) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
-    *window = xd_region_whole(d->ndim, d->shape);
-    XD_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
-    for (int i = 0; begin && i < d->ndim; i++) {
-        XD_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                   "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
-                   (long long)end[i], i, (long long)d->shape[i]);
-        window->count[i] = begin[i] < end[i];
-        window->interval[i][0].begin = begin[i];
-        window->interval[i][0].end = end[i];
+    *region = xd_region_whole(d->ndim, d->shape);
+    for (int i = 0; window && i < d->ndim; i++) {
+        const xd_interval w = window[i];
+        XD_REQUIRE(ctx, w.begin >= 0 && w.begin <= w.end && w.end <= d->shape[i], XD_ERROR_ARGUMENT,
+                   "window [%lld, %lld) of dimension %d, whose extent is %lld", (long long)w.begin,
+                   (long long)w.end, i, (long long)d->shape[i]);
+        region->count[i] = w.begin < w.end;
+        region->interval[i][0] = w;
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out) {
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
-    xd_region window;
+    xd_region region;
     xd_result result = xdi_tensor_check(world, tensor, "source");
-    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, begin, end, &window);
+    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, window, &region);
     if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
-    return xdi_tensor_move(world, tensor, to, begin ? &window : NULL, result, out);
+    return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
 }

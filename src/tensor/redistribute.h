@@ -83,15 +83,15 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
  * outside the mesh). Partial values are reduced. Collective over the world. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
- * world.
+/* The whole tensor, or a window of it, dense, on one rank of the world.
  *
- *   out   on root: product of (end - begin) elements; NULL elsewhere
+ *   window   [ndim] the indices of each dimension, the same on every rank; NULL -> all
+ *   out      on root: as many elements as the window has; NULL elsewhere
  *
  * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
- * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
- * range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
-                                  const int64_t *end, int root, void *out);
+ * memory on root for what arrives; gather windows to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * window outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
+                                  int root, void *out);
 
 #endif

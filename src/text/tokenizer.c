@@ -678,18 +678,19 @@ XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name
     return xdi_tokenizer_special(t, name, strlen(name));
 }
 
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
-                                     bool skip_special, char *out, size_t capacity, size_t *length) {
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const xd_decode_desc *desc,
+                                     size_t *length) {
+    const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_token token = xd_tokenizer_token(t, ids[i]);
+    for (int64_t i = 0; i < desc->count; i++) {
+        const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
-                   (int)ids[i], (long long)i);
-        if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
+                   (int)desc->ids[i], (long long)i);
+        if (token.length == 0 || (desc->skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
         const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
         const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;
-        if (room > 0) memcpy(out + total, token.bytes + skip, bytes < room ? bytes : room);
+        if (room > 0) memcpy(desc->out + total, token.bytes + skip, bytes < room ? bytes : room);
         total += bytes;
         if (token.kind != XD_TOKEN_KIND_SPECIAL) first = false;
     }

@@ -121,15 +121,21 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *byte
 /* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
 
+/* What to decode, and where to. */
+typedef struct xd_decode_desc {
+    const int32_t *ids; /* [count] */
+    int64_t count;
+    bool skip_special; /* leave SPECIAL tokens out instead of spelling their names */
+    char *out; /* [capacity] receives the bytes, without a NUL; NULL with capacity 0 to ask for the length */
+    size_t capacity;
+} xd_decode_desc;
+
 /* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
  *
- *   skip_special   leave SPECIAL tokens out instead of spelling their names
- *   out            room for `capacity` bytes; NULL with 0 to ask for the length
- *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
+ *   length   bytes of the whole answer, also when it did not fit; then desc->out holds its beginning
  *
  * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
-                                     int64_t count, bool skip_special, char *out, size_t capacity,
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
 /* ---- encoding ---- */

@@ -529,11 +529,12 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match) {
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match) {
+    const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
-    XD_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;

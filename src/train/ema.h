@@ -113,15 +113,22 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
- * changed.
+/* How to fill an average. Zero is the default of every field. */
+typedef struct xd_ema_load_desc {
+    const xd_ema_record
+        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
+                                  * average counts as initialized when every parameter was filled or the record says
+                                  * so */
+    bool lenient; /* false -> every name must be in both lists, tied names apart */
+} xd_ema_load_desc;
+
+/* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
  *
- *   record   what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The average
- *            counts as initialized when every parameter was filled or the record says so
+ *   desc   NULL -> defaults
  *
- * Further errors: FORMAT for a record of another version. */
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
-                             bool lenient, xd_ema_match *match);
+ * Local. Further errors: FORMAT for a record of another version. */
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                             const xd_ema_load_desc *desc, xd_ema_match *match);
 
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);

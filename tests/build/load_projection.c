@@ -8,14 +8,13 @@
 int main(int argc, char **argv) {
     xd_ctx *ctx = NULL;
     xd_projection p;
-    xd_projection_origin origin;
     if (argc != 2 || xd_ctx_create(NULL, &ctx) != XD_OK) return 2;
-    if (xd_projection_load(ctx, argv[1], NULL, &p, &origin) != XD_OK) {
+    if (xd_projection_load(ctx, argv[1], NULL, &p) != XD_OK) {
         fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
         return 1;
     }
     printf("%lld %lld %016llx %016llx\n", (long long)p.student_size, (long long)p.teacher_size,
-           (unsigned long long)origin.student_hash, (unsigned long long)origin.teacher_hash);
+           (unsigned long long)p.origin.student_hash, (unsigned long long)p.origin.teacher_hash);
     for (int64_t s = 0; s < p.student_size; s++)
         for (int64_t i = p.row_begin[s]; i < p.row_begin[s + 1]; i++) {
             uint32_t bits;

@@ -294,6 +294,50 @@ class Reading(Tree):
                 api.Reader = reading
 
 
+class Sizes(Tree):
+    """Functions of at most five arguments, structs of at most 24 fields, but for those that docs/interface.md names."""
+
+    def declare(self, arguments, name="xd_wide"):
+        words = "/* One line. */", "/* Wide. */\nXD_API int %s(%s);\n\n/* One line. */" % (
+            name, ", ".join("int a%d" % i for i in range(arguments)))
+        self.write("0.2.0", words)
+
+    def rules(self, text):
+        (self.root / "docs" / "interface.md").write_text("# Rules\n\nNo `xd_wide` here.\n\n" + text)
+
+    def test_five_arguments_are_enough(self):
+        self.declare(5)
+        self.assert_accepted("--accept")
+        self.declare(6)
+        for option in ("--check", "--accept"):
+            self.assert_refused("xd_wide takes 6 arguments, of 5 at most", option)
+
+    def test_arithmetic_on_arrays_is_named(self):
+        self.declare(6)
+        self.rules("Arithmetic on arrays: `xd_other`,\n`xd_wide`.\n")
+        self.assert_refused("docs/interface.md excepts xd_other, which has at most 5 arguments or is no function", "--accept")
+        self.rules("Arithmetic on arrays: `xd_wide`.\n\nNot `xd_other`.\n")
+        self.assert_accepted("--accept")
+        self.declare(5)
+        self.assert_refused("docs/interface.md excepts xd_wide, which", "--accept")
+        self.rules("Taken apart later: `xd_wide`, `xd_gone`.\n")
+        self.assert_accepted("--accept")
+
+    def test_back_ends_may_take_more(self):
+        self.write("0.2.0", ("int xd_thrice(int x)", "int xd_thrice(int x, int b, int c, int d, int e, int f)"))
+        self.assert_accepted("--accept")
+
+    def test_structs_have_24_fields_and_tables_any_number(self):
+        def fields(text, count):
+            self.write("0.2.0", ("    int when;\n", "".join("    %s;\n" % (text % i) for i in range(count))))
+        fields("int a%d", 24)
+        self.assert_accepted("--accept")
+        fields("int a%d", 25)
+        self.assert_refused("xd_later has 25 fields, of 24 at most", "--check")
+        fields("int (*a%d)(int x)", 25)
+        self.assert_accepted("--accept")
+
+
 class Holding(Tree):
     """docs/api.txt under the policy "held": what may change and what may not."""
 

@@ -112,8 +112,8 @@ struct Matrix {
                 const int64_t t = i == 0 ? 0 : random->below(teacher - 1);
                 cells.push_back({ (int32_t)s, (int32_t)t, 0.5 + 0.4 * (double)random->unit() });
             }
-        CHECK(xd_projection_from_cells(ctx, cells.data(), (int64_t)cells.size(), student, teacher, &m) ==
-              XD_OK);
+        const xd_projection_cells list = { cells.data(), (int64_t)cells.size(), student, teacher };
+        CHECK(xd_projection_from_cells(ctx, &list, &m) == XD_OK);
     }
     ~Matrix() {
         xd_projection_destroy(ctx, &m);
@@ -148,10 +148,9 @@ static void compare_project(Pair *pair, xd_dtype dtype, bool all, bool exact, bo
         pair->run(&board, STUDENT, near && !exact, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
             const xd_projection *m = near && ctx != pair->cpu ? &there : &matrix.m;
             const int64_t *columns = near ? place<int64_t>(at, list) : some_columns;
-            CHECK(xd_project(ctx, vocab, m, rows_at(at, p, dtype, shape), all ? nullptr : columns, k,
-                             place<double>(at, out)) == XD_OK);
-            CHECK(xd_project_backward(ctx, vocab, m, place<double>(at, w), all ? nullptr : columns, k,
-                                      rows_at(at, gradient, dtype, shape)) == XD_OK);
+            const xd_project_desc desc = { vocab, m, all ? nullptr : columns, k };
+            CHECK(xd_project(ctx, &desc, rows_at(at, p, dtype, shape), place<double>(at, out)) == XD_OK);
+            CHECK(xd_project_backward(ctx, &desc, place<double>(at, w), rows_at(at, gradient, dtype, shape)) == XD_OK);
         });
     const double *a = (const double *)(const void *)(after.data() + out),
                  *b = place<double>(board.bytes.data(), out);
@@ -182,26 +181,30 @@ static void refuse_projection(xd_reduction reduction) {
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, STUDENT, STUDENT, &vocab) == XD_OK);
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, STUDENT - 1, STUDENT - 1, &other) == XD_OK);
     double *at = out.at<double>();
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, outside, 2, at) == XD_ERROR_ARGUMENT);
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, unordered, 2, at) == XD_ERROR_ARGUMENT);
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, nullptr, 2, at) == XD_ERROR_SHAPE);
-    CHECK(xd_project(gpu.ctx, other, &matrix.m, rows, nullptr, TEACHER, at) == XD_ERROR_SHAPE);
-    CHECK(xd_project_backward(gpu.ctx, vocab, &matrix.m, at, outside, 2, rows) == XD_ERROR_ARGUMENT);
+    const xd_project_desc all = { vocab, &matrix.m, nullptr, TEACHER }, short_of = { vocab, &matrix.m, nullptr, 2 };
+    const xd_project_desc beyond = { vocab, &matrix.m, outside, 2 }, twice = { vocab, &matrix.m, unordered, 2 };
+    const xd_project_desc another = { other, &matrix.m, nullptr, TEACHER };
+    CHECK(xd_project(gpu.ctx, &beyond, rows, at) == XD_ERROR_ARGUMENT);
+    CHECK(xd_project(gpu.ctx, &twice, rows, at) == XD_ERROR_ARGUMENT);
+    CHECK(xd_project(gpu.ctx, &short_of, rows, at) == XD_ERROR_SHAPE);
+    CHECK(xd_project(gpu.ctx, &another, rows, at) == XD_ERROR_SHAPE);
+    CHECK(xd_project_backward(gpu.ctx, &beyond, at, rows) == XD_ERROR_ARGUMENT);
     const int64_t there[3] = { -1, 4, TEACHER };
     Device columns(there, sizeof there), three(std::vector<double>(3 * TOKENS, 9.0));
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, columns.at<int64_t>(), 3, three.at<double>()) == XD_OK);
+    const xd_project_desc near = { vocab, &matrix.m, columns.at<int64_t>(), 3 };
+    CHECK(xd_project(gpu.ctx, &near, rows, three.at<double>()) == XD_OK);
     gpu.wait();
     const std::vector<double> found = three.host<double>();
     CHECK(found[0] == 0.0 && found[1] > 0.0 && found[2] == 0.0);
     rows.dtype = XD_DTYPE_F64;
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, nullptr, TEACHER, at) == XD_ERROR_DTYPE);
-    CHECK(xd_project_backward(gpu.ctx, vocab, &matrix.m, at, nullptr, TEACHER, rows) == XD_ERROR_DTYPE);
+    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_ERROR_DTYPE);
+    CHECK(xd_project_backward(gpu.ctx, &all, at, rows) == XD_ERROR_DTYPE);
     rows.dtype = XD_DTYPE_F32;
     rows.stride = STUDENT - 1;
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, nullptr, TEACHER, at) == XD_ERROR_SHAPE);
+    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_ERROR_SHAPE);
     rows.stride = rows.rows = 0;
-    CHECK(xd_project(gpu.ctx, vocab, &matrix.m, rows, nullptr, TEACHER, at) == XD_OK);
-    CHECK(xd_project_backward(gpu.ctx, vocab, &matrix.m, at, nullptr, TEACHER, rows) == XD_OK);
+    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_OK);
+    CHECK(xd_project_backward(gpu.ctx, &all, at, rows) == XD_OK);
     gpu.wait();
     CHECK_SAME(out.host<double>(), nines);
     xd_vocab_destroy(other);
@@ -261,11 +264,12 @@ static void project_of_rank(xd_ctx *ctx, xd_comm *world, Shared *s) {
     xd_vocab *vocab = nullptr;
     CHECK(xd_vocab_create(ctx, ranks > 1 ? world : nullptr, begin, end, STUDENT, &vocab) == XD_OK);
     if (s->wrong && rank == 0) rows.dtype = XD_DTYPE_I32;
-    xd_result result = xd_project(ctx, vocab, &matrix.m, rows, nullptr, TEACHER, out.at<double>());
+    const xd_project_desc all = { vocab, &matrix.m, nullptr, TEACHER };
+    xd_result result = xd_project(ctx, &all, rows, out.at<double>());
     CHECK(result == (!s->wrong ? XD_OK : rank == 0 ? XD_ERROR_DTYPE : XD_ERROR_PEER));
     std::vector<double> mine(s->out.size());
     CHECK(xd_read(ctx, mine.data(), out.at(), mine.size() * sizeof(double)) == XD_OK);
-    result = xd_project_backward(ctx, vocab, &matrix.m, weight.at<double>(), nullptr, TEACHER, rows);
+    result = xd_project_backward(ctx, &all, weight.at<double>(), rows);
     CHECK(result == (!s->wrong ? XD_OK : rank == 0 ? XD_ERROR_DTYPE : XD_ERROR_PEER));
     std::vector<float> part((size_t)(TOKENS * (end - begin)));
     CHECK(xd_read(ctx, part.data(), probs.at(), part.size() * sizeof(float)) == XD_OK);

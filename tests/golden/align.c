@@ -118,12 +118,12 @@ static bool segment_claims(const golden_case *c) {
 static void segment_run(golden_case *c) {
     xd_json *student = parse(c, "tokens.student"), *teacher = parse(c, "tokens.teacher");
     xd_json *pairs = parse(c, "expect.pairs");
-    const xd_align_dp_desc desc = { (int)golden_number(c, "cfg.max_comb_len", 4.0) };
-    int64_t n = 0, m = 0;
-    const xd_text *s = texts_of(c, student, &n), *t = texts_of(c, teacher, &m);
+    xd_align_dp_desc desc = { .max_combination = (int)golden_number(c, "cfg.max_comb_len", 4.0) };
+    desc.student.texts = texts_of(c, student, &desc.student.count);
+    desc.teacher.texts = texts_of(c, teacher, &desc.teacher.count);
     xd_alignment made = { NULL, 0 };
     double score = 0.0;
-    if (golden_ok(c, xd_align_segment(golden_ctx(c), s, n, t, m, &desc, &made, &score))) {
+    if (golden_ok(c, xd_align_segment(golden_ctx(c), &desc, &made, &score))) {
         check_pairs(c, pairs, 0, &made, 4);
         golden_exact(c, "out.score", &score, 1);
         xd_alignment_destroy(golden_ctx(c), &made);
@@ -190,7 +190,8 @@ static void fill_row(batch *b, int64_t row, const xd_alignment *made) {
         const int64_t n = b->tokens[side], at = row * n;
         int64_t *ids = (int64_t *)golden_memory(b->c, (size_t)(n + 1) * sizeof *ids);
         uint8_t *exact = (uint8_t *)golden_memory(b->c, (size_t)n + 1);
-        xd_chunk_ids(made, (xd_chunk_side)side, b->mask[side] + at, ids, exact, n);
+        const xd_align_side tokens = { .mask = b->mask[side] + at, .count = n };
+        xd_chunk_ids(made, (xd_chunk_side)side, &tokens, ids, exact);
         for (int64_t i = 0; i < n; i++) {
             b->ids[side][at + i] = (double)ids[i];
             b->exact[side][at + i] = (double)exact[i];
@@ -205,7 +206,6 @@ static void fill_row(batch *b, int64_t row, const xd_alignment *made) {
 
 static void run_row(batch *b, int64_t row) {
     xd_ctx *ctx = golden_ctx(b->c);
-    const xd_align_dp_desc desc = { (int)golden_number(b->c, "cfg.max_comb_len", 4.0) };
     const size_t r = (size_t)row;
     int64_t n = 0, m = 0;
     const xd_text *student = texts_of(b->c, xd_json_at(b->student, r), &n);
@@ -213,7 +213,10 @@ static void run_row(batch *b, int64_t row) {
     xd_alignment made = { NULL, 0 };
     check_canonical(b->c, student, n, xd_json_at(b->canonical[0], r), xd_json_at(b->ranges[0], r));
     check_canonical(b->c, teacher, m, xd_json_at(b->canonical[1], r), xd_json_at(b->ranges[1], r));
-    if (!golden_ok(b->c, xd_align_dp(ctx, student, n, teacher, m, &desc, &made))) return;
+    const xd_align_dp_desc desc = { { student, n },
+                                    { teacher, m },
+                                    (int)golden_number(b->c, "cfg.max_comb_len", 4.0) };
+    if (!golden_ok(b->c, xd_align_dp(ctx, &desc, &made))) return;
     check_pairs(b->c, xd_json_at(b->pairs, r), row, &made, 5);
     fill_row(b, row, &made);
     xd_alignment_destroy(ctx, &made);

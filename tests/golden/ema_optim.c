@@ -121,7 +121,9 @@ static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema
     xd_ema_destroy(*ema);
     *ema = NULL;
     const bool made = golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema));
-    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n, &record, false, NULL) : XD_OK)) &&
+    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n,
+                                                          &(xd_ema_load_desc){ .record = &record }, NULL)
+                                            : XD_OK)) &&
            made;
 }
 

@@ -124,20 +124,19 @@ static bool similarity_claims(const golden_case *c) {
 }
 
 static void similarity_run(golden_case *c) {
-    const int64_t k = (int64_t)golden_number(c, "cfg.top_k", 0.0);
-    const double threshold = golden_number(c, "cfg.weight_threshold", 0.0);
+    const xd_similarity_desc desc = { (int64_t)golden_number(c, "cfg.top_k", 0.0),
+                                      golden_number(c, "cfg.weight_threshold", 0.0) };
     const bool embeddings = golden_has(c, "in.embeddings_student");
     const golden_array a = golden_tensor(c, embeddings ? "in.embeddings_student" : "in.similarities");
+    const xd_rows first = xd_rows_of(golden_f32(c, &a), XD_DTYPE_F32, a.shape[0], a.shape[1]);
     xd_projection_rows rows;
     xd_result result;
     if (embeddings) {
         const golden_array b = golden_tensor(c, "in.embeddings_teacher");
-        result = xd_projection_rows_from_embeddings(golden_ctx(c), golden_f32(c, &a), a.shape[0],
-                                                    golden_f32(c, &b), b.shape[0], a.shape[1], k, threshold,
-                                                    &rows);
+        const xd_rows second = xd_rows_of(golden_f32(c, &b), XD_DTYPE_F32, b.shape[0], b.shape[1]);
+        result = xd_projection_rows_from_embeddings(golden_ctx(c), first, second, &desc, &rows);
     } else {
-        result = xd_projection_rows_from_similarities(golden_ctx(c), golden_f32(c, &a), a.shape[0],
-                                                      a.shape[1], k, threshold, &rows);
+        result = xd_projection_rows_from_similarities(golden_ctx(c), first, &desc, &rows);
     }
     if (!golden_ok(c, result)) return;
     check_best(c, "out.indices", &rows);
@@ -233,7 +232,9 @@ static bool add_pass(vocabularies *v, int side, int64_t max_pieces) {
 }
 
 static xd_special_pair *special_pairs(vocabularies *v, int64_t most, int64_t *count) {
-    xd_special_desc desc = { v->names[0], v->names[1], v->size[0], v->size[1], 0.3, most ? most : 32 };
+    const xd_special_desc desc = {
+        { v->names[0], v->size[0] }, { v->names[1], v->size[1] }, 0.3, most ? most : 32
+    };
     xd_special_pair *pairs = NULL;
     *count = 0;
     golden_ok(v->c, xd_special_pairs(golden_ctx(v->c), &desc, &pairs, count));
@@ -381,8 +382,9 @@ static void pipeline_run(golden_case *c) {
         if (golden_ok(c, xd_projection_rows_from_votes(v.votes, &desc, &rows))) {
             check_stage(&v, "", &rows);
             check_ids(&v, "", &rows);
-            golden_ok(c, xd_projection_rows_apply_exact(golden_ctx(c), &rows, v.names[0], v.size[0],
-                                                        v.names[1], v.size[1]));
+            golden_ok(c, xd_projection_rows_apply_exact(golden_ctx(c), &rows,
+                                                        (xd_texts){ v.names[0], v.size[0] },
+                                                        (xd_texts){ v.names[1], v.size[1] }));
             check_stage(&v, "exact_", &rows);
             check_ids(&v, "exact_", &rows);
             pipeline_cut(&v, &rows, false);
@@ -448,7 +450,8 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
         cells[i].teacher_id = (int32_t)index.values[value.count + i];
         cells[i].weight = value.values[i];
     }
-    return xd_projection_from_cells(golden_ctx(c), cells, value.count, student, teacher, out);
+    const xd_projection_cells list = { cells, value.count, student, teacher };
+    return xd_projection_from_cells(golden_ctx(c), &list, out);
 }
 
 /* The place of a teacher id in a sorted list of columns; the id itself without a list; -1 when it is not

@@ -86,16 +86,16 @@ static xd_uld_side uld_side(const side *s, int64_t row, double temperature) {
 
 static void uld_row(batch *b, int64_t row) {
     golden_case *c = b->c;
-    const xd_uld_trl_side student = trl_side(&b->student, row), teacher = trl_side(&b->teacher, row);
+    xd_uld_trl_desc trl = { trl_side(&b->student, row), trl_side(&b->teacher, row),
+                            golden_flag(c, "cfg.use_extended_uld", true), XD_ULD_OBSERVED };
     const double all = (double)(b->teacher.width > 1 ? b->teacher.width : 1);
     xd_alignment chunks = { NULL, 0 };
     xd_uld_values values;
     xd_uld_desc d;
     memset(&d, 0, sizeof d);
     d.merge = golden_is(c, "cfg.uld_token_merge_strategy", "bayesian") ? XD_ULD_BAYESIAN : XD_ULD_OBSERVED;
-    if (!golden_ok(c, xd_compat_uld_chunks(golden_ctx(c), &student, &teacher,
-                                           golden_flag(c, "cfg.use_extended_uld", true), d.merge, &chunks)))
-        return;
+    trl.merge = d.merge;
+    if (!golden_ok(c, xd_compat_uld_chunks(golden_ctx(c), &trl, &chunks))) return;
     d.student = uld_side(&b->student, row, golden_number(c, "cfg.uld_student_temperature", 1.0));
     d.teacher = uld_side(&b->teacher, row, golden_number(c, "cfg.uld_teacher_temperature", 1.0));
     d.chunks = chunks.chunks;

@@ -106,8 +106,8 @@ static bool read_projection(xtoken_case *x, int index) {
         cells[i].teacher_id = (int32_t)ids.values[value.count + i];
         cells[i].weight = value.values[i];
     }
-    return golden_ok(
-        c, xd_projection_from_cells(golden_ctx(c), cells, value.count, x->width, size, &t->projection));
+    const xd_projection_cells list = { cells, value.count, x->width, size };
+    return golden_ok(c, xd_projection_from_cells(golden_ctx(c), &list, &t->projection));
 }
 
 /* What only a teacher of another tokenizer has. */
@@ -467,14 +467,13 @@ static xd_result project_body(const sharded_part *part, void *user) {
     const size_t bytes = (size_t)(part->rows * k) * sizeof *mine;
     golden_loans *l = part->loans;
     double *there = (double *)golden_out(l, mine, bytes);
-    xd_result result = golden_back(
-        l, xd_project(part->ctx, part->vocab, &job->projection, golden_rows_in(l, rows), NULL, k, there));
+    const xd_project_desc desc = { part->vocab, &job->projection, NULL, k };
+    xd_result result = golden_back(l, xd_project(part->ctx, &desc, golden_rows_in(l, rows), there));
     sharded_put(part, mine, k, job->out);
     for (int64_t i = 0; i < part->rows * k; i++) mine[i] = job->weight[part->row[i / k] * k + i % k];
     const double *weight = (const double *)golden_in(l, mine, bytes);
     if (result == XD_OK)
-        result = golden_back(l, xd_project_backward(part->ctx, part->vocab, &job->projection, weight, NULL, k,
-                                                    golden_rows_out(l, rows)));
+        result = golden_back(l, xd_project_backward(part->ctx, &desc, weight, golden_rows_out(l, rows)));
     sharded_put_columns(part, probs, job->gradient);
     free(probs);
     free(mine);
@@ -549,9 +548,9 @@ static void route_run(golden_case *c) {
     }
     for (int r = 0; r < ranks; r++) {
         int64_t n = 0;
-        if (!golden_ok(c, xd_teacher_route(golden_ctx(c), shards, count, r * positions, (r + 1) * positions,
-                                           full.shape[2], pieces, &n)))
-            return;
+        const xd_teacher_route_desc desc = { shards, count, r * positions, (r + 1) * positions,
+                                             full.shape[2] };
+        if (!golden_ok(c, xd_teacher_route(golden_ctx(c), &desc, pieces, &n))) return;
         for (int64_t i = 0; i < n; i++) {
             const xd_teacher_piece *p = &pieces[i];
             *at++ = (double)r;

@@ -175,7 +175,10 @@ static inline bool survives(const fixture *f, const char *text, size_t bytes) {
     for (int64_t i = 0; i < e.count; at = e.spans[i++].end)
         if (e.spans[i].begin != at || e.spans[i].end < at) return false;
     if (at != (int64_t)bytes) return false;
-    if (xd_tokenizer_decode(f->ctx, f->tokenizer, e.ids, e.count, false, back, sizeof back, &length) != XD_OK)
+    if (xd_tokenizer_decode(
+            f->ctx, f->tokenizer,
+            &(xd_decode_desc){ .ids = e.ids, .count = e.count, .out = back, .capacity = sizeof back },
+            &length) != XD_OK)
         return false;
     return length == bytes && memcmp(back, text, bytes) == 0;
 }

@@ -84,6 +84,11 @@ class EncodeDesc(ctypes.Structure):
     _fields_ = [("parse_special", ctypes.c_bool), ("skip_spans", ctypes.c_bool), ("add_special", ctypes.c_bool)]
 
 
+class DecodeDesc(ctypes.Structure):
+    _fields_ = [("ids", ctypes.POINTER(ctypes.c_int32)), ("count", ctypes.c_int64), ("skip_special", ctypes.c_bool),
+                ("out", ctypes.c_void_p), ("capacity", ctypes.c_size_t)]
+
+
 class Encoding(ctypes.Structure):
     _fields_ = [("count", ctypes.c_int64), ("ids", ctypes.POINTER(ctypes.c_int32)),
                 ("spans", ctypes.POINTER(ctypes.c_int64 * 2)), ("roles", ctypes.POINTER(ctypes.c_uint8))]
@@ -134,9 +139,9 @@ class Ours:
 
     def decode(self, encoding, capacity):
         buffer, length = ctypes.create_string_buffer(capacity), ctypes.c_size_t()
-        self.check(self.library.xd_tokenizer_decode(self.context, self.tokenizer, encoding.ids,
-                                                    ctypes.c_int64(encoding.count), ctypes.c_bool(False), buffer,
-                                                    ctypes.c_size_t(capacity), ctypes.byref(length)))
+        desc = DecodeDesc(encoding.ids, encoding.count, False, ctypes.addressof(buffer), capacity)
+        self.check(self.library.xd_tokenizer_decode(self.context, self.tokenizer, ctypes.byref(desc),
+                                                    ctypes.byref(length)))
         return buffer.raw[:length.value]
 
 

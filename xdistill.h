@@ -464,6 +464,15 @@ typedef struct xd_ids {
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
 } xd_ids;
 
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end; /* global columns of this shard */
+    int64_t size;       /* columns of all shards */
+    int shard, shards;  /* this one among them, in rank order */
+    const int64_t
+        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
  * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
 typedef struct xd_status {
@@ -4025,12 +4034,10 @@ typedef struct xd_loss_row {
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
-    xd_rows teacher;          /* data NULL -> hard loss only */
-    xd_ids labels;            /* [rows] global; none -> soft loss only */
-    const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
-    int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
-    int shard, shards;        /* this shard */
+    xd_rows teacher;         /* data NULL -> hard loss only */
+    xd_ids labels;           /* [rows] global; none -> soft loss only */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
     double beta;
@@ -4094,18 +4101,16 @@ typedef struct xd_topk_row {
     int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
-/* Inputs and outputs of the top-k entries. */
+/* One side, student or teacher: what maxima, stats and merge read and write. */
 typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets; /* [shards + 1], in memory of the device */
-    int64_t begin, end, size;
-    int shard, shards;
+    xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
     bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] 0 -> the row is passed over */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
@@ -4113,7 +4118,18 @@ typedef struct xd_topk_args {
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
-    /* divergence and grad: values and side are the student's */
+} xd_topk_args;
+
+/* Both sides after the merge: what divergence and grad read and write. */
+typedef struct xd_topk_kl_args {
+    xd_rows logits;     /* the student's, and so are values and side */
+    const int64_t *ids; /* [rows, k] global; negative: no entry */
+    int64_t k;
+    xd_vocab_shard vocab;
+    double temperature;
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *values;             /* [rows, k] logits */
+    const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
@@ -4127,12 +4143,17 @@ typedef struct xd_topk_args {
     double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
-    /* entries: what the caller gave, and where the kernels' form of it goes */
-    xd_ids given_ids;
-    const float *given_values; /* -infinity: the entry is absent */
-    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
+} xd_topk_kl_args;
+
+/* What the caller gave, and where the other entries' form of it goes. */
+typedef struct xd_topk_entries_args {
+    int64_t count;       /* of entries, rows k */
+    int64_t size;        /* of the vocabulary */
+    xd_ids ids;          /* [count]; none -> entry_ids is left alone */
+    const float *values; /* [count] -infinity: the entry is absent; NULL -> entry_values becomes 0 */
+    int64_t *entry_ids;  /* [count] absent: -1; negative or too large: size */
     double *entry_values;
-} xd_topk_args;
+} xd_topk_entries_args;
 
 /* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
  * with fewer columns are filled with -infinity and id -1. */
@@ -4152,9 +4173,9 @@ typedef struct xd_topk_kernels {
     xd_result (*maxima)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*stats)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*merge)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*divergence)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*grad)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*entries)(const xd_launch *launch, const xd_topk_args *args);
+    xd_result (*divergence)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*grad)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*entries)(const xd_launch *launch, const xd_topk_entries_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
     xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_topk_kernels;
@@ -4199,8 +4220,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    int64_t begin, end;      /* global columns of this shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
     double weight;           /* of the loss in terms and gradient, tau^2 among it */
@@ -4306,9 +4326,7 @@ enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
 /* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
 typedef struct xd_softmax_args {
     xd_rows logits;
-    int64_t begin, end, size; /* this shard's columns, and all shards' */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double *parts;       /* [rows, words] of this shard */
     const double *all;   /* [shards][rows, words] */
@@ -7610,7 +7628,7 @@ static inline double xdi_loss_minus(double x, double reference) {
 
 /* What a loss has, and how wide its shard is. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
-    return a->offsets[a->shard + 1] - a->offsets[a->shard];
+    return a->vocab.end - a->vocab.begin;
 }
 
 static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
@@ -8349,7 +8367,7 @@ static void xdi_cpu_loss_references_rows(const xd_launch *launch, const void *ar
             continue;
         }
         ref[XD_LOSS_MAX] = xdi_loss_row_max(&a->student, r, columns, &arg);
-        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->offsets[a->shard]);
+        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
         ref[XD_LOSS_TEACHER_MAX] = 0.0;
         if (!xdi_loss_has_soft(a)) continue;
@@ -8380,7 +8398,7 @@ static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *r
     ref[XD_LOSS_ARG] = -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
@@ -8447,7 +8465,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->vocab.begin : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -8505,7 +8523,7 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     const xd_fixed *all = (const xd_fixed *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
-        for (int shard = 0; shard < a->shards; shard++) {
+        for (int shard = 0; shard < a->vocab.shards; shard++) {
             const xd_fixed *part = all + shard * a->sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
@@ -8544,12 +8562,12 @@ static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const dou
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
+        xdi_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
         const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
-        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+        if (label >= a->vocab.offsets[i] && label < a->vocab.offsets[i + 1])
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
@@ -8598,7 +8616,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
     const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
-    if (label < 0 || label >= a->offsets[a->shards]) {
+    if (label < 0 || label >= a->vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -8611,8 +8629,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a->uniform_weight != 0.0)
-            row->hard +=
-                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard += a->uniform_weight * ((double)a->vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
     if (row->finding == (int)XD_ROW_FINE &&
@@ -8709,7 +8726,7 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
 static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_LOSS_MIXTURES + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_mixtures)[at].high;
@@ -8758,7 +8775,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->vocab.begin;
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
@@ -8808,7 +8825,7 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
 static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         int64_t unused;
@@ -8817,8 +8834,8 @@ static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_maxima_rows,
+                           a);
 }
 
 /* Shell sort: k is small and the ids mostly are no worse than random. */
@@ -8866,7 +8883,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
 /* The columns between the row's ids go to the sweep. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const int64_t *ids = a->ids + r * a->k;
     const int64_t inside = xdi_topk_order(ids, a->k, begin, end, order);
     int64_t next = 0;
@@ -8913,7 +8930,7 @@ static void xdi_topk_stats_piece(const xd_launch *launch, const void *args, int6
 
 XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
                                          const void *state) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_topk_swept s = { a, sweep, state };
     return xdi_spread_rows(launch, a->logits.rows, columns, xdi_topk_stats_piece, &s);
 }
@@ -8925,7 +8942,7 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
             const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
             sum[which].high += part[0];
@@ -8940,12 +8957,12 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
 
 static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     side->max = -INFINITY;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
         if (!(f > 0.0)) continue;
@@ -8957,7 +8974,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
 /* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
-    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
     const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
     int64_t given = 0;
     int shard = 0;
@@ -8965,7 +8982,7 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     if (given != valid) side->finding = (int)XD_ROW_LABEL;
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
-        while (ids[j] >= a->offsets[shard + 1]) shard++;
+        while (ids[j] >= a->vocab.offsets[shard + 1]) shard++;
         memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
                sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
@@ -9027,7 +9044,7 @@ static double xdi_topk_mass(const double *logs, const int64_t *ids, int64_t k) {
     return sum;
 }
 
-static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_student_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->values + r * a->k;
     const xd_topk_side *side = a->side + r;
     double inside = 0.0;
@@ -9048,7 +9065,7 @@ static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_
     e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
 }
 
-static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
@@ -9133,7 +9150,8 @@ static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renor
     row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
 }
 
-static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_entries *e, xd_topk_row *row) {
+static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e,
+                                    xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
     double beta = a->beta;
     if (a->divergence == XD_KL_FORWARD) beta = 0.0;
@@ -9162,7 +9180,7 @@ static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
 
 static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     (void)launch;
     for (int64_t r = begin; r < end; r++) {
         xd_topk_row *row = a->row + r;
@@ -9187,12 +9205,12 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
     }
 }
 
-static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_kl_args *a) {
     return xdi_spread_rows(launch, a->logits.rows, 4 * a->k, xdi_cpu_topk_divergence_rows, a);
 }
 
-static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+static void xdi_topk_grad_row(const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     for (int64_t c = begin; c < end; c++) {
@@ -9212,8 +9230,8 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
 
 static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
@@ -9223,9 +9241,8 @@ static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, in
     }
 }
 
-static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_grad_rows, a);
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_grad_rows, a);
 }
 
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
@@ -9285,13 +9302,13 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
 }
 
 /* The ids as the other entries want them, and the teacher's values widened. */
-static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
-        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
-        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
-        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    for (int64_t i = 0; i < a->count; i++) {
+        const bool absent = a->values && a->values[i] == -INFINITY;
+        const int64_t id = a->ids.data ? xd_id_at(a->ids, i) : 0;
+        if (a->ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->values ? (double)a->values[i] : 0.0;
     }
     return XD_OK;
 }
@@ -9543,13 +9560,13 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
 static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *part = a->parts + r * XD_SOFTMAX_PARTS;
         int64_t arg;
         part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
-        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->begin);
+        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         part[XD_SOFTMAX_SUM] = 0.0;
         for (int64_t c = 0; c < columns && part[XD_SOFTMAX_MAX] > -INFINITY; c++)
             part[XD_SOFTMAX_SUM] +=
@@ -9558,7 +9575,8 @@ static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args
 }
 
 static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_stats_rows,
+                           a);
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
@@ -9566,14 +9584,14 @@ static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whol
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;
     whole[XD_SOFTMAX_SUM] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
         if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
         whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
         whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
         if (part[XD_SOFTMAX_MAX] > -INFINITY)
@@ -9603,12 +9621,13 @@ static void xdi_cpu_softmax_write_rows(const xd_launch *launch, const void *args
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++)
-        for (int64_t c = 0; c < a->end - a->begin; c++)
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
             xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
 }
 
 static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_write_rows,
+                           a);
 }
 
 static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
@@ -9617,22 +9636,24 @@ static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *a
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         a->parts[r] = 0.0;
-        for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
+            a->parts[r] += xdi_loss_load(&a->weights, r, c);
     }
 }
 
 static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->weights.rows, a->end - a->begin, xdi_cpu_softmax_row_sums_rows, a);
+    return xdi_spread_rows(launch, a->weights.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_row_sums_rows, a);
 }
 
 static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const void *args, int64_t begin,
                                                 int64_t end, int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double sum = 0.0;
-        for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
+        for (int i = 0; i < a->vocab.shards; i++) sum += a->all[i * a->all_stride + r];
         for (int64_t c = 0; c < columns; c++) {
             const double p = exp(xdi_softmax_log_prob(a, r, c));
             xdi_loss_store(&a->out, r, c, (xdi_loss_load(&a->weights, r, c) - p * sum) / a->temperature);
@@ -9642,7 +9663,8 @@ static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const v
 }
 
 static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_backward_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_write_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -9650,8 +9672,8 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
-            const bool owned = id >= a->begin && id < a->end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
+            const bool owned = id >= a->vocab.begin && id < a->vocab.end;
+            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
         }
     return XD_OK;
 }
@@ -9662,11 +9684,11 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
             int owner = 0;
-            if (id < 0 || id >= a->size) {
+            if (id < 0 || id >= a->vocab.size) {
                 a->values[at] = (double)NAN;
                 continue;
             }
-            while (id >= a->offsets[owner + 1]) owner++;
+            while (id >= a->vocab.offsets[owner + 1]) owner++;
             a->values[at] = a->all[owner * a->all_stride + at];
             if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
         }
@@ -9679,10 +9701,11 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const int64_t id = xd_id_at(a->ids, r);
-        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
-        const int64_t columns = counts ? a->end - a->begin : 0;
+        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->vocab.size;
+        const int64_t columns = counts ? a->vocab.end - a->vocab.begin : 0;
         for (int64_t c = 0; c < columns; c++) {
-            const double p = exp(xdi_softmax_log_prob(a, r, c)), target = c + a->begin == id ? 1.0 : 0.0;
+            const double p = exp(xdi_softmax_log_prob(a, r, c)),
+                         target = c + a->vocab.begin == id ? 1.0 : 0.0;
             xdi_loss_store(&a->out, r, c, (target - p) * (double)a->weight[r] / a->temperature);
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
@@ -9690,7 +9713,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
 }
 
 static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
@@ -10922,7 +10945,7 @@ static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
 
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r) {
     const bool fine = xdi_mft_counts(a, r) && a->row[r].finding == (int)XD_ROW_FINE;
-    const int64_t columns = fine ? a->end - a->begin : 0;
+    const int64_t columns = fine ? a->vocab.end - a->vocab.begin : 0;
     xdi_mft_zero_from(&a->terms, r, columns);
     xdi_mft_zero_from(&a->gradient, r, columns);
     return columns;
@@ -10934,8 +10957,8 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = xd_id_at(a->labels, r) - a->begin;
-        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->vocab.begin;
+        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->vocab.end - a->vocab.begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
     }
@@ -10972,7 +10995,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     double x = 0.0, y = 0.0;
     xdi_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
@@ -10999,7 +11022,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == xd_id_at(a->labels, r);
+    const bool label = c + a->vocab.begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)
@@ -11019,7 +11042,7 @@ static void xdi_cpu_mft_write_rows(const xd_launch *launch, const void *args, in
 }
 
 static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_write_rows, a);
 }
 
 /* ---- cosine ---- */
@@ -11039,21 +11062,23 @@ static void xdi_cpu_mft_largest_rows(const xd_launch *launch, const void *args, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
+        const int64_t columns = xdi_mft_counts(a, r) ? a->vocab.end - a->vocab.begin : 0;
         sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
         sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
     }
 }
 
 static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_largest_rows,
+                           a);
 }
 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
     *exponent = 0;
-    for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
+    for (int i = 0; a->fixed && i < a->vocab.shards; i++)
+        largest = fmax(largest, xdi_mft_side(a, i, r, side));
     if (!isfinite(largest)) return false;
     frexp(largest, exponent);
     return true;
@@ -11062,7 +11087,7 @@ static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                     double y_scale, xdi_cosine_sums *sums) {
     (void)state;
-    for (int64_t c = 0; c < a->end - a->begin; c++) {
+    for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++) {
         const double x = xdi_loss_load(&a->student, r, c) * x_scale;
         const double y = xdi_loss_load(&a->teacher, r, c) * y_scale;
         const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
@@ -11104,7 +11129,8 @@ static void xdi_cosine_products_piece(const xd_launch *launch, const void *args,
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state) {
     const xdi_cosine_swept s = { a, sweep, state };
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cosine_products_piece, &s);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cosine_products_piece,
+                           &s);
 }
 
 static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -11114,7 +11140,7 @@ static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args
 static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_COSINE_SUMS + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_sums)[at].high;
@@ -11177,7 +11203,8 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_slopes_rows,
+                           a);
 }
 
 XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
@@ -15244,7 +15271,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
  * the plain kernels; no reference and no sum is then written. */
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
@@ -15260,7 +15287,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
-    reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+    reference[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
     if (soft) {
         reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
         reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
@@ -15272,7 +15299,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->vocab.begin : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -15317,7 +15344,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -15331,7 +15358,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
             continue;
         }
         one.references[XD_LOSS_MAX] = max;
-        one.references[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+        one.references[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
         one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
         one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
     }
@@ -15423,7 +15450,7 @@ static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, 
 
 static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    const int64_t columns = one->offsets[one->shard + 1] - one->offsets[one->shard];
+    const int64_t columns = one->vocab.end - one->vocab.begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     if (counts && xdi_fast_accepts(one, one->row))
         xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
@@ -15560,7 +15587,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
                                    const xd_loss_kernels *plain, const xd_loss_args *one,
                                    const xdi_fast_kept *kept, xdi_fast_path path) {
-    const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
+    const int64_t begin = one->vocab.begin, columns = one->vocab.end - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
     if (!counts || !xdi_fast_accepts(one, one->row)) {
@@ -15605,7 +15632,7 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;
-    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+    return soft && narrow && a->gradient.data && a->vocab.shards == 1 && a->divergence == XD_KL_FORWARD &&
            (!hard || shared);
 }
 
@@ -15621,7 +15648,7 @@ static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
                                xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
     const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
-    if (one->shards > 1) return;
+    if (one->vocab.shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
@@ -15686,7 +15713,7 @@ XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
 static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -15697,8 +15724,8 @@ static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_maxima_rows,
+                           a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
@@ -15721,7 +15748,7 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
  * passed. */
 static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
-    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
     xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
     if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
@@ -15739,7 +15766,7 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
 /* False for rows of the plain kernel; nothing is then written but the order. */
 static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
     double sum = 0.0, moment = 0.0;
@@ -15768,24 +15795,19 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
 /* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
 static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
-    if (a->order) one.order = a->order + slot * a->k;
+    one.order = a->order + slot * a->k;
     one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
     one.logits.rows = 1;
-    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
     one.maxima = a->maxima + r;
     one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
     one.values = a->values + r * a->k;
-    if (a->slots) one.slots = a->slots + r * a->k;
-    if (a->row) one.row = a->row + r;
     return one;
 }
 
-static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
-    const bool gradient =
-        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
-    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+static bool xdi_fast_topk_dtype(const xd_rows *x) {
+    return x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
 static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -15802,16 +15824,16 @@ static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (!xdi_fast_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_stats_rows,
+                           a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_topk_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
@@ -15833,8 +15855,8 @@ static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t 
     if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
 }
 
-static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     const double scale = a->weight * a->row_scale[r] / a->temperature;
@@ -15846,11 +15868,25 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
+/* The arguments as they would be with this row alone. */
+static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
+    xd_topk_kl_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.slots = a->slots + r * a->k;
+    one.row = a->row + r;
+    return one;
+}
+
 static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
@@ -15859,16 +15895,16 @@ static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, i
         } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+            const xd_topk_kl_args one = xdi_fast_topk_kl_row(a, r);
             plain->grad(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->grad(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_grad_rows, a);
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    if (!xdi_fast_topk_dtype(&a->logits) || !xdi_fast_topk_dtype(&a->gradient))
+        return xd_topk_kernels_cpu()->grad(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -16123,7 +16159,8 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
+                            (int64_t)a->row[r].argmax - a->vocab.begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;
@@ -16155,7 +16192,8 @@ static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_write_rows,
+                           a);
 }
 
 /* ---- cosine ---- */
@@ -16166,7 +16204,7 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
+        const int64_t columns = a->row_scale[r] != 0.0 ? a->vocab.end - a->vocab.begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
         sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
         sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
@@ -16174,7 +16212,8 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_largest_rows,
+                           a);
 }
 
 static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -16182,9 +16221,9 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
     const xdi_mft_level *level = (const xdi_mft_level *)state;
     const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
     if (a->fixed)
-        level->exact(x, y, a->end - a->begin, x_scale, y_scale, sums->exact);
+        level->exact(x, y, a->vocab.end - a->vocab.begin, x_scale, y_scale, sums->exact);
     else
-        level->products(x, y, a->end - a->begin, sums->plain);
+        level->products(x, y, a->vocab.end - a->vocab.begin, sums->plain);
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -16206,7 +16245,8 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_slopes_rows,
+                           a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */
@@ -16263,10 +16303,11 @@ static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum
 
 static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
+                          XDI_TILE_LOG2E / a->temperature, &sum))
         return false;
     part[XD_SOFTMAX_MAX] = sum.max;
-    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_fast_row_arg(&a->logits, r, &sum));
     part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
@@ -16290,7 +16331,8 @@ static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *arg
 static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_softmax_kernels_cpu()->stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_fast_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_softmax_stats_rows,
+                           a);
 }
 
 /* What the entry was called with. */
@@ -29729,6 +29771,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 
 /* vocab.c: the context it was made with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
+/* vocab.c: the same as xd_vocab_describe, as kernels take it. */
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -29929,6 +29973,14 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.offsets = vocab->offsets;
     info.device_offsets = vocab->device_offsets;
     return info;
+}
+
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_vocab_shard shard = {
+        info.begin, info.end, info.size, info.rank, info.ranks, info.device_offsets
+    };
+    return shard;
 }
 
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
@@ -30174,14 +30226,9 @@ typedef struct xdi_softmax_exchange {
 
 static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
                                   xd_softmax_args *a) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     memset(a, 0, sizeof *a);
     a->logits = *logits;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->offsets = info.device_offsets;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(vocab);
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
@@ -30559,7 +30606,7 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
 }
 
 static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
-    const double size = (double)a->size;
+    const double size = (double)a->vocab.size;
     const double mass = d->smoothing == XD_SMOOTHING_MEGATRON && d->label_smoothing > 0.0
                             ? d->label_smoothing * size / (size - 1.0)
                             : d->label_smoothing;
@@ -30569,18 +30616,12 @@ static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
 
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     const xd_loss_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_loss_args *a = &plan->args;
     memset(a, 0, sizeof *a);
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -30595,7 +30636,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
  * for the wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
-    const size_t ranks = (size_t)plan->args.shards;
+    const size_t ranks = (size_t)plan->args.vocab.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
@@ -30642,7 +30683,7 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
  * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = a->student.rows, shards = a->shards;
+    const int64_t rows = a->student.rows, shards = a->vocab.shards;
     const void *all;
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
                             XD_DTYPE_F64, &all));
@@ -30669,7 +30710,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
         XD_TRY(plan->kernels->loss.fused(launch, a));
-        return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
+        return a->vocab.shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
     XD_TRY(plan->kernels->loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
@@ -30680,7 +30721,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     XD_TRY(xdi_loss_partials(launch, plan));
-    if (!a->fixed && a->shards == 1 && plan->kernels->loss.fused) return XD_OK;
+    if (!a->fixed && a->vocab.shards == 1 && plan->kernels->loss.fused) return XD_OK;
     XD_TRY(plan->kernels->loss.combine(launch, a));
     if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
@@ -31106,9 +31147,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
-    a.begin = from->begin;
-    a.end = from->end;
-    a.shards = from->shards;
+    a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;
     a.fixed = from->fixed;
@@ -31127,7 +31166,7 @@ static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a)
 }
 
 static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) {
-    double *room = plan->all_partials + a->shards * a->student.rows * XD_MFT_SIDES;
+    double *room = plan->all_partials + a->vocab.shards * a->student.rows * XD_MFT_SIDES;
     return xdi_vocab_gather(plan->d.vocab, a->sums, room,
                             a->student.rows * XD_COSINE_SUMS * (a->fixed ? 2 : 1),
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);
@@ -31367,6 +31406,7 @@ typedef struct xdi_topk_kl_plan {
     const xd_kernels *kernels;
     int threads; /* of the context: a CPU has as many rows at work */
     xd_topk_args student, teacher;
+    xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
@@ -31431,22 +31471,32 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     return xdi_reduction_check(ctx, in);
 }
 
-static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+/* What the two sides have in common. */
+static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     const xd_topk_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_topk_args *a = &plan->student;
     memset(a, 0, sizeof *a);
     a->logits = d->student;
     a->k = d->k;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
+    plan->teacher = *a;
+    plan->teacher.logits = d->teacher;
+    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+}
+
+static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    xd_topk_kl_args *a = &plan->both;
+    xdi_topk_kl_fill_sides(ctx, plan);
+    memset(a, 0, sizeof *a);
+    a->logits = d->student;
+    a->k = d->k;
+    a->vocab = plan->student.vocab;
+    a->temperature = d->temperature;
+    a->log_probs = d->student_log_probs;
     a->mode = d->mode;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -31454,9 +31504,6 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
-    plan->teacher = *a;
-    plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
 /* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
@@ -31464,19 +31511,24 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
     plan->student.values = (double *)(void *)(plan->send + sums);
-    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
-    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->student.row_scale = plan->teacher.row_scale = plan->both.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->both.ids = plan->ids;
     plan->teacher.order = plan->student.order;
+    plan->both.values = plan->student.values;
+    plan->both.side = plan->student.side;
+    plan->both.teacher_values = plan->teacher_values;
     if (!plan->d.teacher.data) return;
     plan->teacher.sums = plan->send + plan->side_words;
     plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    plan->both.teacher_values = plan->teacher.values;
+    plan->both.teacher_side = plan->teacher.side;
 }
 
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
-    const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
+    const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
@@ -31512,10 +31564,10 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->teacher.side = (xd_topk_side *)(void *)at[6];
     plan->ids = (int64_t *)(void *)at[7];
     plan->teacher_values = (double *)(void *)at[8];
-    plan->student.slots = (double *)(void *)at[9];
+    plan->both.slots = (double *)(void *)at[9];
     plan->student.order = (int64_t *)(void *)at[10];
-    plan->student.scratch = (double *)(void *)at[11];
-    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->both.scratch = (double *)(void *)at[11];
+    plan->both.row = (xd_topk_row *)(void *)at[12];
     plan->words = (int64_t *)(void *)at[13];
     plan->candidates.mine = (int64_t *)(void *)at[14];
     plan->candidates.all = plan->candidates.mine + candidates / word;
@@ -31542,30 +31594,25 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
     XD_TRY(plan->kernels->topk.merge(launch, &plan->student));
-    plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
         XD_TRY(plan->kernels->topk.merge(launch, &plan->teacher));
-        plan->student.teacher_values = plan->teacher.values;
-        plan->student.teacher_side = plan->teacher.side;
     }
-    plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels->topk.divergence(launch, &plan->student);
+    return plan->kernels->topk.divergence(launch, &plan->both);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
     const xd_topk_desc *d = &plan->d;
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_topk_args *a = &plan->student;
+    const xd_topk_kl_args *a = &plan->both;
+    const xd_topk_entries_args entries = {
+        d->student.rows * d->k, a->vocab.size, d->ids, d->values, plan->ids, plan->teacher_values
+    };
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
     if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
-    a->given_ids = d->ids;
-    a->given_values = d->values;
-    a->entry_ids = plan->ids;
-    a->entry_values = plan->teacher_values;
-    XD_TRY(plan->kernels->topk.entries(&launch, a));
+    XD_TRY(plan->kernels->topk.entries(&launch, &entries));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
     if (d->common.gradient.data) XD_TRY(plan->kernels->topk.grad(&launch, a));
     rows.topk_rows = a->row;
@@ -36450,9 +36497,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     xd_softmax_args a;
     memset(&a, 0, sizeof a);
     a.logits = *logits;
-    a.begin = info.begin;
-    a.end = info.end;
-    a.size = info.size;
+    a.vocab = xdi_vocab_shard(c->vocab);
     a.ids = xd_ids_of(ids, XD_DTYPE_I64);
     a.ids_count = c->k;
     a.parts = c->picked;
@@ -39698,7 +39743,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
     xd_softmax_args s;
     memset(&s, 0, sizeof s);
-    s.end = s.size = x->side[which]->vocabulary;
+    s.vocab.end = s.vocab.size = x->side[which]->vocabulary;
     s.temperature = x->side[which]->temperature;
     for (int64_t i = first; i < first + count;) {
         const int64_t begin = x->here.chunks[i].begin[which];
@@ -42298,4 +42343,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 be20b3b26145417f285d349c0cb6a309ba618d5f9b9a02dbcc0924c0edce2018 */
+/* xdistill sha256 65251a83418b9cb96b95816dda7df98f8d10ecc8df6b7f2885e658e02d806feb */

@@ -74,9 +74,9 @@ static xd_result guarded_fill(const xd_launch *launch, void *to, uint8_t value, 
     X(topk, maxima, xd_topk_args) \
     X(topk, stats, xd_topk_args) \
     X(topk, merge, xd_topk_args) \
-    X(topk, divergence, xd_topk_args) \
-    X(topk, grad, xd_topk_args) \
-    X(topk, entries, xd_topk_args) \
+    X(topk, divergence, xd_topk_kl_args) \
+    X(topk, grad, xd_topk_kl_args) \
+    X(topk, entries, xd_topk_entries_args) \
     X(topk, select, xd_select_args) \
     X(topk, select_merge, xd_select_args) \
     X(rows, scales, xd_row_args) \

@@ -12,9 +12,7 @@ enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
 /* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
 typedef struct xd_softmax_args {
     xd_rows logits;
-    int64_t begin, end, size; /* this shard's columns, and all shards' */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double *parts;       /* [rows, words] of this shard */
     const double *all;   /* [shards][rows, words] */

@@ -21,6 +21,15 @@ typedef struct xd_ids {
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
 } xd_ids;
 
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end; /* global columns of this shard */
+    int64_t size;       /* columns of all shards */
+    int shard, shards;  /* this one among them, in rank order */
+    const int64_t
+        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
  * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
 typedef struct xd_status {

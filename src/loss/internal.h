@@ -9,6 +9,8 @@
 
 /* vocab.c: the context it was made with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
+/* vocab.c: the same as xd_vocab_describe, as kernels take it. */
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);

@@ -17,14 +17,9 @@ typedef struct xdi_softmax_exchange {
 
 static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
                                   xd_softmax_args *a) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     memset(a, 0, sizeof *a);
     a->logits = *logits;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->offsets = info.device_offsets;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(vocab);
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 

@@ -123,6 +123,14 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     return info;
 }
 
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_vocab_shard shard = {
+        info.begin, info.end, info.size, info.rank, info.ranks, info.device_offsets
+    };
+    return shard;
+}
+
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
     return vocab->ctx;
 }

@@ -50,9 +50,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     xd_softmax_args a;
     memset(&a, 0, sizeof a);
     a.logits = *logits;
-    a.begin = info.begin;
-    a.end = info.end;
-    a.size = info.size;
+    a.vocab = xdi_vocab_shard(c->vocab);
     a.ids = xd_ids_of(ids, XD_DTYPE_I64);
     a.ids_count = c->k;
     a.parts = c->picked;

@@ -374,12 +374,7 @@ static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
         a->student.cols = a->teacher.cols = a->gradient.cols = offsets[i + 1] - offsets[i];
         a->labels.data = l.at<int64_t>();
         a->row_scale = scale.at<double>();
-        a->offsets = cuts.at<int64_t>();
-        a->begin = offsets[i];
-        a->end = offsets[i + 1];
-        a->size = offsets[shards];
-        a->shard = (int)i;
-        a->shards = (int)shards;
+        a->vocab = { offsets[i], offsets[i + 1], offsets[shards], (int)i, (int)shards, cuts.at<int64_t>() };
         a->temperature = 1.4;
         a->divergence = divergence;
         a->beta = 0.6;

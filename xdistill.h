@@ -1267,17 +1267,16 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
  * padding of the projection: they take no part, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
-/* Agrees on the columns [begin, end) of every rank.
+/* Agrees on the columns of every rank.
  *
- *   tp     the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   begin, end   global columns of this rank; begin == end is legal
- *   size   true columns over all ranks
+ *   tp       the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
+ *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
+ *   size     true columns over all ranks
  *
  * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
  * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
  * xd_vocab_destroy. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
-                                 xd_vocab **out);
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
@@ -1486,16 +1485,25 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
- * (J).
+/* Which columns to choose for each sequence: the k whose largest logit over its counted positions is greatest (J). */
+typedef struct xd_vocab_topk_desc {
+    const xd_vocab *vocab; /* required */
+    xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
+    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
+    int64_t k;             /* required, 1 <= k <= V */
+} xd_vocab_topk_desc;
+
+/* The ids chosen.
  *
- *   mask        [T] 0 -> the position has no say; NULL -> all have
- *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
- *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *   ids         [B, k] ascending, the same on all ranks of both groups
+ *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
+ * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
+ * gives the logits too. */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
 /* What the teacher shipped for each id. */
@@ -2701,21 +2709,17 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
  * when there is none, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
- * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
+/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the ids that xd_vocab_topk_columns
+ * gives, as xd_xtoken_loss chooses them, and the logits of those columns.
  *
- *   vocab   the teacher's vocabulary and its split
- *   logits  [B * held, V_t/tp] f32 or bf16
- *   mask    [B * held] 0 -> the position has no say; NULL -> all have
- *   comm    ranks that hold other positions of the same sequences; NULL -> none
+ *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
- * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
  * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values);
 
 #endif
@@ -29797,6 +29801,10 @@ typedef struct xdi_topk_candidates {
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
 
+/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
+
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {
     xd_positions positions; /* the rows, with their weights */
@@ -29931,9 +29939,9 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return vocab->memory->synchronize(&launch);
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size,
                                  xd_vocab **out) {
-    const int64_t mine[3] = { begin, end, size };
+    const int64_t mine[3] = { columns.begin, columns.end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
     xd_result result = all ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
@@ -29952,7 +29960,8 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
     const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
     const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
     const int64_t begin = rank * piece < size ? rank * piece : size;
-    return xd_vocab_create(ctx, tp, begin, begin + piece < size ? begin + piece : size, size, out);
+    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
+    return xd_vocab_create(ctx, tp, columns, size, out);
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
@@ -31355,39 +31364,73 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
     return result;
 }
 
-/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
-static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                  const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
-                                  double *values, int64_t *ids) {
-    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    float *row = (float *)maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, logits, mask, maxima.cols, row));
-    if (comm && xd_comm_size(comm) > 1)
-        XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
-    XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
-    return kernels->sort_ids(&launch, ids, k);
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc) {
+    return desc->sequences ? desc->sequences : 1;
 }
 
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held) {
+    xd_rows rows = *all;
+    rows.rows = held;
+    rows.stride = all->stride ? all->stride : all->cols;
+    if (rows.data)
+        rows.data = (char *)rows.data + (size_t)(b * held * rows.stride) * xd_dtype_size(rows.dtype);
+    return rows;
+}
+
+/* Memory of a call. */
+typedef struct xdi_topk_columns {
+    xd_rows maxima; /* [1, V/tp] */
+    double *values; /* [k] */
+} xdi_topk_columns;
+
+static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
+    XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
+    XD_REQUIRE(ctx, d->k >= 1 && d->k <= info.size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)info.size);
+    c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
+    c->maxima =
+        xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
+    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+               (long long)columns);
+    return XD_OK;
+}
+
+/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
+static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b,
+                                     const xdi_topk_columns *c, int64_t *ids) {
+    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    float *row = (float *)c->maxima.data;
+    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    if (d->comm && xd_comm_size(d->comm) > 1)
+        XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
+    XD_TRY(xd_vocab_topk(ctx, d->vocab, c->maxima, d->k, c->values, ids));
+    return kernels->sort_ids(&launch, ids, d->k);
+}
+
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
-    xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
-    double *values = (double *)xdi_call_memory(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
-    maxima.data = xdi_call_memory(ctx, bytes + 1);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
-    if (result == XD_OK && !(maxima.data && values))
-        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
-    result = xdi_vocab_agree(info.tp, comm, result);
-    if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
-    if (result == XD_OK && importance)
-        result = memory->copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
-    xdi_call_memory_done(ctx, maxima.data);
-    xdi_call_memory_done(ctx, values);
+    xdi_topk_columns c;
+    memset(&c, 0, sizeof c);
+    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
+    xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
+        result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
+        if (result == XD_OK && importance)
+            result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
+                                  (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
+    }
+    xdi_call_memory_done(ctx, c.maxima.data);
+    xdi_call_memory_done(ctx, c.values);
     return result;
 }
 
@@ -34450,8 +34493,7 @@ static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teac
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
-    if (!w->d.vocab)
-        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    if (!w->d.vocab) XD_TRY(xd_vocab_create_even(w->ctx, NULL, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
@@ -36456,94 +36498,76 @@ XD_API xd_result xd_route_release(xd_route *route) {
 /* What one call holds, in memory of the device. */
 typedef struct xdi_columns {
     const xd_kernels *kernels;
-    const xd_vocab *vocab;
-    const uint8_t *mask;
-    xd_comm *comm;
-    int64_t held, k;
+    const xd_vocab_topk_desc *d;
+    int64_t held;   /* rows of a sequence */
     int64_t *ids;   /* [sequences, k] */
     double *picked; /* [held, k] */
 } xdi_columns;
 
-static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
-                                   const xd_rows *values) {
-    XD_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
-               "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
+static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, const xd_rows *values) {
+    const int64_t rows = d->logits.rows;
     XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
     XD_REQUIRE(ctx,
-               values->rows == logits->rows && values->cols == k &&
-                   (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
+               values->rows == rows && values->cols == d->k &&
+                   (values->stride == 0 || values->stride >= d->k) && (values->data || values->rows == 0),
                XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-               (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
+               (long long)values->rows, (long long)values->cols, (long long)rows, (long long)d->k);
     return XD_OK;
-}
-
-/* Rows of sequence b. */
-static xd_rows xdi_columns_rows(const xdi_columns *c, const xd_rows *all, int64_t b) {
-    xd_rows rows = *all;
-    rows.rows = c->held;
-    rows.stride = all->stride ? all->stride : all->cols;
-    if (rows.data)
-        rows.data = (char *)rows.data + (size_t)(b * c->held * rows.stride) * xd_dtype_size(rows.dtype);
-    return rows;
 }
 
 /* The chosen columns of this shard, zeros where another shard has the column: their bits, added as integers over
  * the shards, are the values themselves. */
-static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits,
-                                  const int64_t *ids) {
+static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, int64_t b) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_vocab_info info = xd_vocab_describe(c->vocab);
+    const xd_vocab_info info = xd_vocab_describe(c->d->vocab);
     xd_softmax_args a;
     memset(&a, 0, sizeof a);
-    a.logits = *logits;
-    a.vocab = xdi_vocab_shard(c->vocab);
-    a.ids = xd_ids_of(ids, XD_DTYPE_I64);
-    a.ids_count = c->k;
+    a.logits = xdi_topk_sequence(&c->d->logits, b, c->held);
+    a.vocab = xdi_vocab_shard(c->d->vocab);
+    a.ids = xd_ids_of(c->ids + b * c->d->k, XD_DTYPE_I64);
+    a.ids_count = c->d->k;
     a.parts = c->picked;
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
-    return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
+    return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->d->k, XD_DTYPE_I64, XD_SUM);
 }
 
-static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits, int64_t b,
-                                      const xd_rows *values) {
-    const xd_rows rows = xdi_columns_rows(c, logits, b), to = xdi_columns_rows(c, values, b);
-    const uint8_t *mask = c->mask ? c->mask + b * c->held : NULL;
-    int64_t *ids = c->ids + b * c->k;
-    xd_rows from;
-    XD_TRY(xd_vocab_topk_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
-    XD_TRY(xdi_columns_pick(ctx, c, &rows, ids));
-    from.data = c->picked;
-    from.dtype = XD_DTYPE_F64;
-    from.rows = c->held;
-    from.cols = from.stride = c->k;
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t b, const xd_rows *values) {
+    const xd_rows from = xd_rows_of(c->picked, XD_DTYPE_F64, c->held, c->d->k);
+    const xd_rows to = xdi_topk_sequence(values, b, c->held);
+    XD_TRY(xdi_columns_pick(ctx, c, b));
     return xdi_route_copy(ctx, c->kernels, &from, &to);
 }
 
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
+    const xd_vocab_topk_desc *d = c->d;
+    const int64_t sequences = xdi_topk_sequences(d);
+    XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
+    XD_TRY(xdi_columns_check(ctx, d, values));
+    c->held = d->logits.rows / sequences;
+    c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
+    c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
+    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
+               (long long)(c->held * d->k));
+    return XD_OK;
+}
+
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values) {
-    xd_comm *tp = xd_vocab_describe(vocab).tp;
     xdi_columns c;
-    xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
-    c.vocab = vocab;
-    c.mask = mask;
-    c.comm = comm;
-    c.k = k;
-    if (result == XD_OK) {
-        c.held = logits.rows / sequences;
-        c.picked = (double *)xdi_call_memory(ctx, ((size_t)(c.held * k) + 1) * sizeof *c.picked);
-        c.ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * k) + 1) * sizeof *c.ids);
-        if (!c.picked || !c.ids)
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
-    }
-    result = xdi_vocab_agree(tp, comm, result);
-    for (int64_t b = 0; b < sequences && result == XD_OK; b++)
-        result = xdi_columns_sequence(ctx, &c, &logits, b, &values);
-    if (result == XD_OK) result = xd_read(ctx, ids, c.ids, (size_t)(sequences * k) * sizeof *ids);
+    c.d = desc;
+    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
+    xd_result result = xdi_columns_prepare(ctx, &values, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
+    for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
+        result = xdi_columns_sequence(ctx, &c, b, &values);
+    if (result == XD_OK)
+        result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;
@@ -42343,4 +42367,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 65251a83418b9cb96b95816dda7df98f8d10ecc8df6b7f2885e658e02d806feb */
+/* xdistill sha256 37976650939359df7b93cb862f6e4a482d1b95d4f9285806d8f40376d0360429 */

@@ -212,7 +212,7 @@ static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double tempe
     c->dtype = dtype;
     c->temperature = temperature;
     c->ctx = context(reduction);
-    require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, VOCABULARY, VOCABULARY, &c->vocab));
+    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, VOCABULARY, &c->vocab));
     c->student = allocate(bytes);
     c->teacher = allocate(bytes);
     c->gradient = allocate(bytes);
@@ -348,7 +348,7 @@ static void bench_select(void) {
                       1.0,
                       0.0 };
     c->ctx = context(XD_REDUCTION_DETERMINISTIC);
-    require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, SELECT_OF, SELECT_OF, &c->vocab));
+    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, SELECT_OF, &c->vocab));
     for (uint64_t i = 0; i < SELECT_OF; i++)
         c->logits[i] = noise(i) + noise(i + SELECT_OF) + noise(i + 2 * SELECT_OF);
     run_select(c);

@@ -200,7 +200,7 @@ static void side_open(side *s, const xd_kernels *table, const board *from, xd_re
     desc.kernels = table;
     desc.reduction = reduction;
     CHECK(xd_ctx_create(&desc, &s->ctx) == XD_OK);
-    CHECK(xd_vocab_create(s->ctx, NULL, 0, VOCAB, VOCAB, &s->vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(s->ctx, NULL, VOCAB, &s->vocab) == XD_OK);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     s->b = (board *)table->memory.allocate(s->ctx, sizeof *s->b);
     CHECK(table->memory.copy(&launch, s->b, from, sizeof *from, XD_COPY_TO_DEVICE) == XD_OK);
@@ -289,6 +289,7 @@ static void call_softmax(side *s, int variant) {
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
+    const xd_vocab_topk_desc choice = { s->vocab, student, 1, b->mask, NULL, K };
     switch (variant) {
     case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
@@ -307,9 +308,7 @@ static void call_softmax(side *s, int variant) {
         break;
     case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
-    default:
-        CHECK(xd_vocab_topk_columns(s->ctx, s->vocab, student, b->mask, NULL, K, b->ids, b->importance) ==
-              XD_OK);
+    default: CHECK(xd_vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
     }
 }
 

@@ -126,8 +126,8 @@ static void call_selection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         CHECK_EQ_INT(xd_vocab_topk(ctx, vocab, i ? y : x, counts[i], values, ids), XD_OK);
         keep(out, values, n * sizeof *values);
         keep(out, ids, n * sizeof *ids);
-        CHECK_EQ_INT(xd_vocab_topk_columns(ctx, vocab, i ? x : y, NULL, NULL, counts[i], ids, gradient),
-                     XD_OK);
+        const xd_vocab_topk_desc d = { vocab, i ? x : y, 1, NULL, NULL, counts[i] };
+        CHECK_EQ_INT(xd_vocab_topk_columns(ctx, &d, ids, gradient), XD_OK);
         keep(out, ids, (size_t)counts[i] * sizeof *ids);
         keep(out, gradient, COLUMNS * sizeof *gradient); /* the maxima of the columns */
     }
@@ -183,7 +183,7 @@ static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     memset(&d, 0, sizeof d);
     memset(&values, 0, sizeof values);
     memset(weight_gradient, 0, sizeof weight_gradient);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, HEAD_COLUMNS, HEAD_COLUMNS, &own), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
     d.student.hidden = rows_of(weights, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
     d.student.weight = rows_of(student, XD_DTYPE_F32, HEAD_COLUMNS, WIDTH);
     d.hidden_gradient = rows_of(hidden_gradient, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
@@ -409,7 +409,7 @@ static void run_call(int call, int threads, loop *own, xd_reduction reduction, x
                      sink *out) {
     xd_ctx *ctx = open_ctx(threads, own, reduction, level);
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     out->size = 0;
     memset(gradient, 0, sizeof gradient);
     memset(gradient16, 0, sizeof gradient16);
@@ -540,7 +540,7 @@ XD_TEST(nothing_is_allocated_after_the_first_calls) {
     const xd_ctx_desc desc = witnessed(&w, 3);
     fill();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     xd_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);

@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "loss/loss.h"
+#include "loss/topk.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
@@ -34,6 +35,10 @@ typedef struct xdi_topk_candidates {
 /* topk.c: the best of every shard, and the best of those. */
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
+
+/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {

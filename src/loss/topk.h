@@ -11,16 +11,25 @@
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
- * (J).
+/* Which columns to choose for each sequence: the k whose largest logit over its counted positions is greatest (J). */
+typedef struct xd_vocab_topk_desc {
+    const xd_vocab *vocab; /* required */
+    xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
+    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
+    int64_t k;             /* required, 1 <= k <= V */
+} xd_vocab_topk_desc;
+
+/* The ids chosen.
  *
- *   mask        [T] 0 -> the position has no say; NULL -> all have
- *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
- *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *   ids         [B, k] ascending, the same on all ranks of both groups
+ *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
+ * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
+ * gives the logits too. */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
 /* What the teacher shipped for each id. */

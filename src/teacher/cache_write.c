@@ -61,8 +61,7 @@ static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teac
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
-    if (!w->d.vocab)
-        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    if (!w->d.vocab) XD_TRY(xd_vocab_create_even(w->ctx, NULL, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;

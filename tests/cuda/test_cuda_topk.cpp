@@ -141,9 +141,9 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
                     const xd_rows rows = rows_at(at, x, s.student, s);
                     CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
                                         place<int64_t>(at, ids)) == XD_OK);
-                    CHECK(xd_vocab_topk_columns(ctx, vocab, rows, nullptr, nullptr, k,
-                                            place<int64_t>(at, columns),
-                                            place<float>(at, importance)) == XD_OK);
+                    const xd_vocab_topk_desc d = { vocab, rows, 1, nullptr, nullptr, k };
+                    CHECK(xd_vocab_topk_columns(ctx, &d, place<int64_t>(at, columns),
+                                                place<float>(at, importance)) == XD_OK);
                 });
             CHECK_SAME(after, board.bytes);
         }

@@ -265,7 +265,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     float *out = (float *)golden_memory(c, (size_t)(rows * job->k + 1) * sizeof *out);
     xd_vocab *vocab = NULL;
     if (!golden_has(c, "out.teacher_topk_logprobs")) return;
-    if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, job->k, job->k, &vocab))) return;
+    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, job->k, &vocab))) return;
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
     const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));

@@ -1479,10 +1479,10 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 /* >>loss/topk */
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
- * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
+ * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
+ * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
 /* Which columns to choose for each sequence: the k whose largest logit over its counted positions is greatest (J). */
@@ -1522,8 +1522,9 @@ typedef struct xd_topk_desc {
     xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
-    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
-    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
+    double values_temperature; /* of log-probabilities; 0 -> 1; must equal temperature */
+    const double
+        *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
@@ -1531,9 +1532,9 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
+    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
 /* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
@@ -1579,11 +1580,12 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
- * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
- * memory. -infinity is a legal logit of probability
- * zero; NaN and +infinity spread to the row's results.
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
+ * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
+ * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
+ * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
+ * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
+ * row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
@@ -1604,7 +1606,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs);
+                                     xd_ids ids, float *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
@@ -1615,7 +1617,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values);
+                                   int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
@@ -4136,16 +4138,16 @@ typedef struct xd_topk_kl_args {
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;     /* of the gradient, beside row_scale */
-    double *slots;     /* [rows, k] gradient at each id */
-    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
-    xd_topk_row *row;  /* [rows] */
+    double weight;    /* of the gradient, beside row_scale */
+    double *slots;    /* [rows, k] gradient at each id */
+    float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    xd_topk_row *row; /* [rows] */
     xd_rows gradient;
 } xd_topk_kl_args;
 
@@ -4339,9 +4341,10 @@ typedef struct xd_softmax_args {
     int64_t *argmax;     /* [rows] or NULL */
     xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
-    double *values;      /* [rows, ids_count] */
-    const float *weight; /* [rows] */
-    xd_rows weights;     /* [rows, columns] */
+    void *values;          /* [rows, ids_count] */
+    xd_dtype values_dtype; /* F32 or F64 */
+    const float *weight;   /* [rows] */
+    xd_rows weights;       /* [rows, columns] */
     xd_rows out;
 } xd_softmax_args;
 
@@ -9080,7 +9083,7 @@ static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_to
         whole = side->max / tau + log(inside + side->outside);
         outside = side->outside / (inside + side->outside);
     } else if (a->teacher_log) {
-        whole = (double)a->teacher_log[r];
+        whole = a->teacher_log[r];
     }
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
         e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
@@ -9205,7 +9208,7 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
             xdi_topk_divergence_row(a, r, &e, row);
         if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
-        if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
+        for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
 }
 
@@ -9687,14 +9690,14 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
-            int owner = 0;
-            if (id < 0 || id >= a->vocab.size) {
-                a->values[at] = (double)NAN;
-                continue;
+            double value = (double)NAN;
+            if (id >= 0 && id < a->vocab.size) {
+                int owner = 0;
+                while (id >= a->vocab.offsets[owner + 1]) owner++;
+                value = a->all[owner * a->all_stride + at];
+                if (a->log_sum_exp) value = value / a->temperature - a->log_sum_exp[r];
             }
-            while (id >= a->vocab.offsets[owner + 1]) owner++;
-            a->values[at] = a->all[owner * a->all_stride + at];
-            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+            xd_store_f64(a->values, a->values_dtype, at, value);
         }
     return XD_OK;
 }
@@ -29801,6 +29804,13 @@ typedef struct xdi_topk_candidates {
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
 
+/* topk.c: xd_vocab_topk whose values are double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids);
+/* softmax.c: the logit of each row at its id, as xd_gather_columns gives it, but double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values);
+
 /* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
@@ -30339,17 +30349,25 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     return result;
 }
 
+/* What to pick of each row, and where to. */
+typedef struct xdi_softmax_pick {
+    xd_ids ids;
+    int64_t n, stride;
+    void *values;
+    xd_dtype dtype;
+} xdi_softmax_pick;
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
-                                     double *values) {
+                                     double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
     x.args.log_sum_exp = lse;
-    x.args.ids = ids;
-    x.args.ids_count = n;
-    x.args.ids_stride = stride;
-    x.args.values = values;
+    x.args.ids = pick->ids;
+    x.args.ids_count = pick->n;
+    x.args.ids_stride = pick->stride;
+    x.args.values = pick->values;
+    x.args.values_dtype = pick->dtype;
     if (result == XD_OK) result = x.kernels->softmax.pick(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
     if (result == XD_OK) result = x.kernels->softmax.take(&x.launch, &x.args);
@@ -30358,7 +30376,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 }
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values) {
+                                   int64_t ids_stride, float *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
@@ -30367,14 +30385,22 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
-    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
+    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
+}
+
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values) {
+    const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64 };
+    return xdi_softmax_columns(ctx, vocab, logits, 0.0, NULL, &pick);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs) {
+                                     xd_ids ids, float *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
+    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32 };
+    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, &pick);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -31353,14 +31379,33 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
-                               int64_t *ids) {
+/* `mine` is what this rank found so far. */
+static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                               xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
-    xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
-    if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
+    if (mine == XD_OK) mine = xdi_topk_prepare(ctx, vocab, logits, k, &c);
+    mine = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine);
+    if (mine == XD_OK) mine = xdi_topk_select(ctx, vocab, logits, k, &c, values, ids);
     xdi_call_memory_done(ctx, c.mine);
     xdi_call_memory_done(ctx, c.all);
+    return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids) {
+    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, ids);
+}
+
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
+                               int64_t *ids) {
+    const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
+    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
+    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
+    xd_result result =
+        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    xdi_call_memory_done(ctx, wide);
     return result;
 }
 
@@ -31410,7 +31455,7 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
-    XD_TRY(xd_vocab_topk(ctx, d->vocab, c->maxima, d->k, c->values, ids));
+    XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
     return kernels->sort_ids(&launch, ids, d->k);
 }
 
@@ -34666,10 +34711,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XD_TRY(xdi_vocab_topk(w->ctx, w->vocab, &b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
+    XD_TRY(xdi_vocab_at_ids(w->ctx, w->vocab, &b->logits, xd_ids_of(b->next, XD_DTYPE_I32), r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
@@ -39198,7 +39243,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, x->d.vocab, z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -39219,8 +39264,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
         XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
-    XD_TRY(
-        xd_gather_columns(x->ctx, d->vocab, d->student, xd_ids_of(labels, XD_DTYPE_I64), 1, 1, w->log_probs));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, d->vocab, &d->student, xd_ids_of(labels, XD_DTYPE_I64), w->log_probs));
     XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
     XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
     XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));
@@ -42367,4 +42411,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 37976650939359df7b93cb862f6e4a482d1b95d4f9285806d8f40376d0360429 */
+/* xdistill sha256 742e479c67eaee169c6ffb098aa878690e4ab8987386dbb9878116e51370c1e5 */

@@ -5327,7 +5327,10 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
         value = a.all[owner * a.all_stride + at];
         if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
     }
-    a.values[at] = value;
+    if (a.values_dtype == XD_DTYPE_F32)
+        static_cast<float *>(a.values)[at] = (float)value;
+    else
+        static_cast<double *>(a.values)[at] = value;
 }
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
@@ -5667,7 +5670,7 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_arg
         whole = side.max / tau + log(inside + side.outside);
         outside = side.outside / (inside + side.outside);
     } else if (a.teacher_log) {
-        whole = (double)a.teacher_log[r];
+        whole = a.teacher_log[r];
     }
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
         XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
@@ -5812,7 +5815,7 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
     if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = e.s[j];
+        a.log_probs[r * a.k + j] = (float)e.s[j];
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 
@@ -8243,4 +8246,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 02cfd822168f10acf3d79431e675c4c64c96638164e2308673a51de3c2aa8d81 */
+/* xdistill sha256 393827fe7f79105efedd5e20f527c5824710b8c31fb3f9e8ce342773eabb638b */

@@ -126,6 +126,11 @@ static xd_result guarded_hits(const xd_launch *launch, const int64_t *argmax, xd
     return leave(plain.softmax.hits(launch, argmax, labels, mask, rows, hits));
 }
 
+static xd_result guarded_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t count) {
+    enter();
+    return leave(plain.optimizer.cast(launch, arrays, count));
+}
+
 static void make_tables(void) {
     xd_kernels_cpu(XD_CPU_PLAIN, &plain);
     guarded = plain;
@@ -143,6 +148,7 @@ static void make_tables(void) {
     guarded.rows.column_maxima = guarded_column_maxima;
     guarded.rows.sort_ids = guarded_sort_ids;
     guarded.softmax.hits = guarded_hits;
+    guarded.optimizer.cast = guarded_cast;
     used = 0;
     if (!space) space = (unsigned char *)mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
@@ -156,7 +162,8 @@ typedef struct board {
     float student[ROWS * WIDTH], teacher[ROWS * WIDTH], gradient[ROWS * WIDTH];
     float weight[ROWS], row_loss[ROWS], values[ROWS * K], mass[ROWS], importance[VOCAB];
     int64_t labels[ROWS], ids[ROWS * K], argmax[ROWS];
-    double scale, accuracy, lse[ROWS], picked[ROWS * K];
+    double scale, accuracy, lse[ROWS];
+    float log_probs[ROWS], picked[ROWS * K];
     xd_denominator denominator;
     xd_status status;
     xd_loss_values loss;
@@ -296,7 +303,7 @@ static void call_softmax(side *s, int variant) {
     case 2: CHECK(xd_log_softmax_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
     case 3:
         CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                  b->lse) == XD_OK);
+                                  b->log_probs) == XD_OK);
         break;
     case 4:
         CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),

@@ -96,7 +96,7 @@ static void call_topk_kl(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     for (int i = 0; i < 3; i++) {
         xd_topk_desc d;
         xd_loss_values values;
-        double log_probs[ROWS * K];
+        float log_probs[ROWS * K];
         memset(&d, 0, sizeof d);
         memset(&values, 0, sizeof values);
         d.student = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
@@ -121,7 +121,7 @@ static void call_selection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
                   y = rows_of(teacher16, XD_DTYPE_BF16, ROWS, COLUMNS);
     for (int i = 0; i < 2; i++) {
         const size_t n = (size_t)(ROWS * counts[i]);
-        double values[ROWS * K];
+        float values[ROWS * K];
         int64_t ids[ROWS * K];
         CHECK_EQ_INT(xd_vocab_topk(ctx, vocab, i ? y : x, counts[i], values, ids), XD_OK);
         keep(out, values, n * sizeof *values);
@@ -138,6 +138,7 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
                   w = rows_of(weights, XD_DTYPE_F32, ROWS, COLUMNS);
     const xd_rows to = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
     double numbers[ROWS];
+    float log_probs[ROWS];
     int64_t argmax[ROWS], ids[ROWS];
     for (int i = 0; i < ROWS; i++) ids[i] = i * 1000;
     CHECK_EQ_INT(xd_row_stats(ctx, vocab, x, 2.0, numbers, argmax), XD_OK);
@@ -147,8 +148,8 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     keep(out, gradient, sizeof gradient);
     CHECK_EQ_INT(xd_log_softmax_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
     keep(out, gradient, sizeof gradient);
-    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), numbers), XD_OK);
-    keep(out, numbers, sizeof numbers);
+    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), log_probs), XD_OK);
+    keep(out, log_probs, sizeof log_probs);
     CHECK_EQ_INT(
         xd_target_log_probs_backward(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), row_weight, to),
         XD_OK);

@@ -432,7 +432,7 @@ XD_TEST(top_k_losses_of_every_mode) {
 
 enum { SELECT_COLUMNS = 6000 };
 
-static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, double *values, int64_t *ids) {
+static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, float *values, int64_t *ids) {
     xd_ctx_desc settings;
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
@@ -447,7 +447,7 @@ static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, do
 
 static void select_everywhere(const float *data, int64_t columns, int64_t k, xd_dtype dtype) {
     static unsigned char memory[SELECT_COLUMNS * 4];
-    static double expected[SELECT_COLUMNS], values[SELECT_COLUMNS];
+    static float expected[SELECT_COLUMNS], values[SELECT_COLUMNS];
     static int64_t expected_ids[SELECT_COLUMNS], ids[SELECT_COLUMNS];
     const xd_rows rows = { memory, dtype, 1, columns, 0 };
     for (int64_t i = 0; i < columns; i++) xd_store_f64(memory, dtype, i, (double)data[i]);

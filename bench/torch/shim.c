@@ -20,7 +20,7 @@ struct shim {
     xd_vocab *vocab;
     xd_loss_desc loss;
     int64_t k; /* selections */
-    double *top;
+    float *top;
     int64_t *ids;
     xd_param param; /* optimizer, average, norm */
     xd_optimizer *optimizer;
@@ -140,7 +140,7 @@ shim *shim_select(int threads, int dtype, int64_t rows, int64_t cols, void *data
     shim_whole_vocab(s, cols);
     s->loss.student = matrix;
     s->k = k;
-    s->top = (double *)malloc((size_t)(rows * k) * sizeof *s->top);
+    s->top = (float *)malloc((size_t)(rows * k) * sizeof *s->top);
     s->ids = (int64_t *)malloc((size_t)(rows * k) * sizeof *s->ids);
     if (!s->top || !s->ids) exit(2);
     return s;

@@ -207,7 +207,10 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
         value = a.all[owner * a.all_stride + at];
         if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
     }
-    a.values[at] = value;
+    if (a.values_dtype == XD_DTYPE_F32)
+        static_cast<float *>(a.values)[at] = (float)value;
+    else
+        static_cast<double *>(a.values)[at] = value;
 }
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {

@@ -275,7 +275,7 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_arg
         whole = side.max / tau + log(inside + side.outside);
         outside = side.outside / (inside + side.outside);
     } else if (a.teacher_log) {
-        whole = (double)a.teacher_log[r];
+        whole = a.teacher_log[r];
     }
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
         XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
@@ -420,7 +420,7 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
     if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = e.s[j];
+        a.log_probs[r * a.k + j] = (float)e.s[j];
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 

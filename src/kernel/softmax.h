@@ -21,9 +21,10 @@ typedef struct xd_softmax_args {
     int64_t *argmax;     /* [rows] or NULL */
     xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
-    double *values;      /* [rows, ids_count] */
-    const float *weight; /* [rows] */
-    xd_rows weights;     /* [rows, columns] */
+    void *values;          /* [rows, ids_count] */
+    xd_dtype values_dtype; /* F32 or F64 */
+    const float *weight;   /* [rows] */
+    xd_rows weights;       /* [rows, columns] */
     xd_rows out;
 } xd_softmax_args;
 

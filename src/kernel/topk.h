@@ -57,16 +57,16 @@ typedef struct xd_topk_kl_args {
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;     /* of the gradient, beside row_scale */
-    double *slots;     /* [rows, k] gradient at each id */
-    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
-    xd_topk_row *row;  /* [rows] */
+    double weight;    /* of the gradient, beside row_scale */
+    double *slots;    /* [rows, k] gradient at each id */
+    float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    xd_topk_row *row; /* [rows] */
     xd_rows gradient;
 } xd_topk_kl_args;
 

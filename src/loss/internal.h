@@ -36,6 +36,13 @@ typedef struct xdi_topk_candidates {
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
 
+/* topk.c: xd_vocab_topk whose values are double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids);
+/* softmax.c: the logit of each row at its id, as xd_gather_columns gives it, but double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values);
+
 /* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);

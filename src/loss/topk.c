@@ -44,14 +44,33 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
-                               int64_t *ids) {
+/* `mine` is what this rank found so far. */
+static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                               xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
-    xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
-    if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
+    if (mine == XD_OK) mine = xdi_topk_prepare(ctx, vocab, logits, k, &c);
+    mine = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine);
+    if (mine == XD_OK) mine = xdi_topk_select(ctx, vocab, logits, k, &c, values, ids);
     xdi_call_memory_done(ctx, c.mine);
     xdi_call_memory_done(ctx, c.all);
+    return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids) {
+    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, ids);
+}
+
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
+                               int64_t *ids) {
+    const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
+    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
+    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
+    xd_result result =
+        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    xdi_call_memory_done(ctx, wide);
     return result;
 }
 
@@ -101,7 +120,7 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
-    XD_TRY(xd_vocab_topk(ctx, d->vocab, c->maxima, d->k, c->values, ids));
+    XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
     return kernels->sort_ids(&launch, ids, d->k);
 }
 

@@ -130,14 +130,14 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
-            int owner = 0;
-            if (id < 0 || id >= a->vocab.size) {
-                a->values[at] = (double)NAN;
-                continue;
+            double value = (double)NAN;
+            if (id >= 0 && id < a->vocab.size) {
+                int owner = 0;
+                while (id >= a->vocab.offsets[owner + 1]) owner++;
+                value = a->all[owner * a->all_stride + at];
+                if (a->log_sum_exp) value = value / a->temperature - a->log_sum_exp[r];
             }
-            while (id >= a->vocab.offsets[owner + 1]) owner++;
-            a->values[at] = a->all[owner * a->all_stride + at];
-            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+            xd_store_f64(a->values, a->values_dtype, at, value);
         }
     return XD_OK;
 }

@@ -260,7 +260,7 @@ static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_to
         whole = side->max / tau + log(inside + side->outside);
         outside = side->outside / (inside + side->outside);
     } else if (a->teacher_log) {
-        whole = (double)a->teacher_log[r];
+        whole = a->teacher_log[r];
     }
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
         e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
@@ -385,7 +385,7 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
             xdi_topk_divergence_row(a, r, &e, row);
         if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
-        if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
+        for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
 }
 

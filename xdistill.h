@@ -557,6 +557,19 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
+/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+ *
+ *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
+ *     desc.common.status = &there->status;
+ *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
+ *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
+ *
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+typedef struct xd_loss_report {
+    xd_loss_values values;
+    xd_status status;
+} xd_loss_report;
+
 /* How far the student is from the teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
@@ -42411,4 +42424,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 742e479c67eaee169c6ffb098aa878690e4ab8987386dbb9878116e51370c1e5 */
+/* xdistill sha256 2f1e8240af47b67f77f8994ca1e4fd4bbd2c0d9e05a9e6a2bffe484ca15c087d */

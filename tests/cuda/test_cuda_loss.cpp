@@ -294,8 +294,8 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     const std::vector<unsigned char> first = logits(s.student, s, &random),
                                      second = logits(s.student, s, &random);
     const std::vector<int64_t> labels(4, 17);
-    Device x(first), l(labels), g(first), status(std::vector<xd_status>(1)),
-        out(std::vector<xd_loss_values>(1));
+    Device x(first), l(labels), g(first), out(std::vector<xd_loss_report>(1));
+    xd_loss_report *report = out.at<xd_loss_report>(), replayed, again; /* one allocation, one read */
     xd_vocab *vocab = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -306,27 +306,33 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     d.common.labels.data = l.at<int64_t>();
     d.vocab = vocab;
     d.hard_weight = 1.0;
-    d.common.status = status.at<xd_status>();
+    d.common.status = &report->status;
     d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
     Device workspace(std::vector<unsigned char>(d.common.workspace_bytes));
     d.common.workspace = workspace.at<void>();
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
+    CHECK(xd_loss(gpu.ctx, &d, &report->values) == XD_OK);
     CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
     CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
     for (const std::vector<unsigned char> &data :
          { second, first }) { /* the graph reads what is there then */
         CHECK(cudaMemcpy(x.at<void>(), data.data(), data.size(), cudaMemcpyHostToDevice) == cudaSuccess);
         CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
-        gpu.wait();
-        const std::vector<xd_loss_values> replayed = out.host<xd_loss_values>();
+        CHECK(xd_read(gpu.ctx, &replayed, report, sizeof replayed) == XD_OK);
         const std::vector<unsigned char> gradient = g.host<unsigned char>();
-        CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
-        gpu.wait();
-        CHECK(replayed[0].loss > 1.0);
-        CHECK(replayed[0].loss == out.host<xd_loss_values>()[0].loss);
+        CHECK(xd_loss(gpu.ctx, &d, &report->values) == XD_OK);
+        CHECK(xd_read(gpu.ctx, &again, report, sizeof again) == XD_OK);
+        CHECK(xd_status_check(gpu.ctx, &again.status) == XD_OK);
+        CHECK(replayed.values.loss > 1.0 && replayed.values.counted == 4);
+        CHECK(memcmp(&replayed, &again, sizeof again) == 0);
         CHECK_SAME(gradient, g.host<unsigned char>());
     }
+    const float bad = NAN; /* of a row that counts: the same read says so */
+    CHECK(cudaMemcpy(d.student.data, &bad, sizeof bad, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
+    CHECK(xd_read(gpu.ctx, &again, report, sizeof again) == XD_OK);
+    CHECK(again.status.not_finite == 1 && again.status.first_row == 0);
+    CHECK_EQ_INT(xd_status_check(gpu.ctx, &again.status), XD_ERROR_DATA);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     xd_vocab_destroy(vocab);

@@ -563,6 +563,19 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
+/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+ *
+ *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
+ *     desc.common.status = &there->status;
+ *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
+ *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
+ *
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+typedef struct xd_loss_report {
+    xd_loss_values values;
+    xd_status status;
+} xd_loss_report;
+
 /* How far the student is from the teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
@@ -1282,17 +1295,16 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
  * padding of the projection: they take no part, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
-/* Agrees on the columns [begin, end) of every rank.
+/* Agrees on the columns of every rank.
  *
- *   tp     the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   begin, end   global columns of this rank; begin == end is legal
- *   size   true columns over all ranks
+ *   tp       the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
+ *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
+ *   size     true columns over all ranks
  *
  * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
  * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
  * xd_vocab_destroy. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
-                                 xd_vocab **out);
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
@@ -1496,22 +1508,31 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 /* >>loss/topk */
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
- * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
+ * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
+ * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
- * (J).
+/* Which columns to choose for each sequence: the k whose largest logit over its counted positions is greatest (J). */
+typedef struct xd_vocab_topk_desc {
+    const xd_vocab *vocab; /* required */
+    xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
+    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
+    int64_t k;             /* required, 1 <= k <= V */
+} xd_vocab_topk_desc;
+
+/* The ids chosen.
  *
- *   mask        [T] 0 -> the position has no say; NULL -> all have
- *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
- *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *   ids         [B, k] ascending, the same on all ranks of both groups
+ *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
+ * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
+ * gives the logits too. */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
 /* What the teacher shipped for each id. */
@@ -1530,8 +1551,9 @@ typedef struct xd_topk_desc {
     xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
-    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
-    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
+    double values_temperature; /* of log-probabilities; 0 -> 1; must equal temperature */
+    const double
+        *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
@@ -1539,9 +1561,9 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
+    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
 /* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
@@ -1587,11 +1609,12 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
- * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
- * memory. -infinity is a legal logit of probability
- * zero; NaN and +infinity spread to the row's results.
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
+ * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
+ * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
+ * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
+ * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
+ * row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
@@ -1612,7 +1635,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs);
+                                     xd_ids ids, float *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
@@ -1623,7 +1646,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values);
+                                   int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
@@ -2748,21 +2771,17 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
  * when there is none, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
- * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
+/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the ids that xd_vocab_topk_columns
+ * gives, as xd_xtoken_loss chooses them, and the logits of those columns.
  *
- *   vocab   the teacher's vocabulary and its split
- *   logits  [B * held, V_t/tp] f32 or bf16
- *   mask    [B * held] 0 -> the position has no say; NULL -> all have
- *   comm    ranks that hold other positions of the same sequences; NULL -> none
+ *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
- * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
  * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values);
 
 #endif
@@ -4065,6 +4084,15 @@ XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
 
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end; /* global columns of this shard */
+    int64_t size;       /* columns of all shards */
+    int shard, shards;  /* this one among them, in rank order */
+    const int64_t
+        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
@@ -4123,12 +4151,10 @@ typedef struct xd_loss_row {
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
-    xd_rows teacher;          /* data NULL -> hard loss only */
-    xd_ids labels;            /* [rows] global; none -> soft loss only */
-    const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
-    int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
-    int shard, shards;        /* this shard */
+    xd_rows teacher;         /* data NULL -> hard loss only */
+    xd_ids labels;           /* [rows] global; none -> soft loss only */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
     double beta;
@@ -4192,18 +4218,16 @@ typedef struct xd_topk_row {
     int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
-/* Inputs and outputs of the top-k entries. */
+/* One side, student or teacher: what maxima, stats and merge read and write. */
 typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets; /* [shards + 1], in memory of the device */
-    int64_t begin, end, size;
-    int shard, shards;
+    xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
     bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] 0 -> the row is passed over */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
@@ -4211,26 +4235,42 @@ typedef struct xd_topk_args {
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
-    /* divergence and grad: values and side are the student's */
+} xd_topk_args;
+
+/* Both sides after the merge: what divergence and grad read and write. */
+typedef struct xd_topk_kl_args {
+    xd_rows logits;     /* the student's, and so are values and side */
+    const int64_t *ids; /* [rows, k] global; negative: no entry */
+    int64_t k;
+    xd_vocab_shard vocab;
+    double temperature;
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *values;             /* [rows, k] logits */
+    const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;     /* of the gradient, beside row_scale */
-    double *slots;     /* [rows, k] gradient at each id */
-    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
-    xd_topk_row *row;  /* [rows] */
+    double weight;    /* of the gradient, beside row_scale */
+    double *slots;    /* [rows, k] gradient at each id */
+    float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    xd_topk_row *row; /* [rows] */
     xd_rows gradient;
-    /* entries: what the caller gave, and where the kernels' form of it goes */
-    xd_ids given_ids;
-    const float *given_values; /* -infinity: the entry is absent */
-    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
+} xd_topk_kl_args;
+
+/* What the caller gave, and where the other entries' form of it goes. */
+typedef struct xd_topk_entries_args {
+    int64_t count;       /* of entries, rows k */
+    int64_t size;        /* of the vocabulary */
+    xd_ids ids;          /* [count]; none -> entry_ids is left alone */
+    const float *values; /* [count] -infinity: the entry is absent; NULL -> entry_values becomes 0 */
+    int64_t *entry_ids;  /* [count] absent: -1; negative or too large: size */
     double *entry_values;
-} xd_topk_args;
+} xd_topk_entries_args;
 
 /* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
  * with fewer columns are filled with -infinity and id -1. */
@@ -4250,9 +4290,9 @@ typedef struct xd_topk_kernels {
     xd_result (*maxima)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*stats)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*merge)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*divergence)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*grad)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*entries)(const xd_launch *launch, const xd_topk_args *args);
+    xd_result (*divergence)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*grad)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*entries)(const xd_launch *launch, const xd_topk_entries_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
     xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_topk_kernels;
@@ -4297,8 +4337,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    int64_t begin, end;      /* global columns of this shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
     double weight;           /* of the loss in terms and gradient, tau^2 among it */
@@ -4404,9 +4443,7 @@ enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
 /* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
 typedef struct xd_softmax_args {
     xd_rows logits;
-    int64_t begin, end, size; /* this shard's columns, and all shards' */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double *parts;       /* [rows, words] of this shard */
     const double *all;   /* [shards][rows, words] */
@@ -4415,9 +4452,10 @@ typedef struct xd_softmax_args {
     int64_t *argmax;     /* [rows] or NULL */
     xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
-    double *values;      /* [rows, ids_count] */
-    const float *weight; /* [rows] */
-    xd_rows weights;     /* [rows, columns] */
+    void *values;          /* [rows, ids_count] */
+    xd_dtype values_dtype; /* F32 or F64 */
+    const float *weight;   /* [rows] */
+    xd_rows weights;       /* [rows, columns] */
     xd_rows out;
 } xd_softmax_args;
 
@@ -7764,7 +7802,7 @@ static inline double xdi_loss_minus(double x, double reference) {
 
 /* What a loss has, and how wide its shard is. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
-    return a->offsets[a->shard + 1] - a->offsets[a->shard];
+    return a->vocab.end - a->vocab.begin;
 }
 
 static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
@@ -8503,7 +8541,7 @@ static void xdi_cpu_loss_references_rows(const xd_launch *launch, const void *ar
             continue;
         }
         ref[XD_LOSS_MAX] = xdi_loss_row_max(&a->student, r, columns, &arg);
-        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->offsets[a->shard]);
+        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
         ref[XD_LOSS_TEACHER_MAX] = 0.0;
         if (!xdi_loss_has_soft(a)) continue;
@@ -8534,7 +8572,7 @@ static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *r
     ref[XD_LOSS_ARG] = -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
@@ -8601,7 +8639,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->vocab.begin : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -8659,7 +8697,7 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     const xd_fixed *all = (const xd_fixed *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
-        for (int shard = 0; shard < a->shards; shard++) {
+        for (int shard = 0; shard < a->vocab.shards; shard++) {
             const xd_fixed *part = all + shard * a->sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
@@ -8698,12 +8736,12 @@ static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const dou
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
+        xdi_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
         const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
-        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+        if (label >= a->vocab.offsets[i] && label < a->vocab.offsets[i + 1])
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
@@ -8752,7 +8790,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
     const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
-    if (label < 0 || label >= a->offsets[a->shards]) {
+    if (label < 0 || label >= a->vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -8765,8 +8803,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a->uniform_weight != 0.0)
-            row->hard +=
-                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard += a->uniform_weight * ((double)a->vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
     if (row->finding == (int)XD_ROW_FINE &&
@@ -8863,7 +8900,7 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
 static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_LOSS_MIXTURES + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_mixtures)[at].high;
@@ -8912,7 +8949,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->vocab.begin;
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
@@ -8962,7 +8999,7 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
 static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         int64_t unused;
@@ -8971,8 +9008,8 @@ static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_maxima_rows,
+                           a);
 }
 
 /* Shell sort: k is small and the ids mostly are no worse than random. */
@@ -9020,7 +9057,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
 /* The columns between the row's ids go to the sweep. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const int64_t *ids = a->ids + r * a->k;
     const int64_t inside = xdi_topk_order(ids, a->k, begin, end, order);
     int64_t next = 0;
@@ -9067,7 +9104,7 @@ static void xdi_topk_stats_piece(const xd_launch *launch, const void *args, int6
 
 XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
                                          const void *state) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_topk_swept s = { a, sweep, state };
     return xdi_spread_rows(launch, a->logits.rows, columns, xdi_topk_stats_piece, &s);
 }
@@ -9079,7 +9116,7 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
             const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
             sum[which].high += part[0];
@@ -9094,12 +9131,12 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
 
 static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     side->max = -INFINITY;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
         if (!(f > 0.0)) continue;
@@ -9111,7 +9148,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
 /* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
-    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
     const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
     int64_t given = 0;
     int shard = 0;
@@ -9119,7 +9156,7 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     if (given != valid) side->finding = (int)XD_ROW_LABEL;
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
-        while (ids[j] >= a->offsets[shard + 1]) shard++;
+        while (ids[j] >= a->vocab.offsets[shard + 1]) shard++;
         memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
                sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
@@ -9181,7 +9218,7 @@ static double xdi_topk_mass(const double *logs, const int64_t *ids, int64_t k) {
     return sum;
 }
 
-static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_student_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->values + r * a->k;
     const xd_topk_side *side = a->side + r;
     double inside = 0.0;
@@ -9202,7 +9239,7 @@ static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_
     e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
 }
 
-static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
@@ -9213,7 +9250,7 @@ static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_
         whole = side->max / tau + log(inside + side->outside);
         outside = side->outside / (inside + side->outside);
     } else if (a->teacher_log) {
-        whole = (double)a->teacher_log[r];
+        whole = a->teacher_log[r];
     }
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
         e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
@@ -9287,7 +9324,8 @@ static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renor
     row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
 }
 
-static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_entries *e, xd_topk_row *row) {
+static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e,
+                                    xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
     double beta = a->beta;
     if (a->divergence == XD_KL_FORWARD) beta = 0.0;
@@ -9316,7 +9354,7 @@ static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
 
 static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     (void)launch;
     for (int64_t r = begin; r < end; r++) {
         xd_topk_row *row = a->row + r;
@@ -9337,16 +9375,16 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
             xdi_topk_divergence_row(a, r, &e, row);
         if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
-        if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
+        for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
 }
 
-static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_kl_args *a) {
     return xdi_spread_rows(launch, a->logits.rows, 4 * a->k, xdi_cpu_topk_divergence_rows, a);
 }
 
-static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+static void xdi_topk_grad_row(const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     for (int64_t c = begin; c < end; c++) {
@@ -9366,8 +9404,8 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
 
 static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
@@ -9377,9 +9415,8 @@ static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, in
     }
 }
 
-static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_grad_rows, a);
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_grad_rows, a);
 }
 
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
@@ -9439,13 +9476,13 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
 }
 
 /* The ids as the other entries want them, and the teacher's values widened. */
-static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
-        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
-        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
-        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    for (int64_t i = 0; i < a->count; i++) {
+        const bool absent = a->values && a->values[i] == -INFINITY;
+        const int64_t id = a->ids.data ? xd_id_at(a->ids, i) : 0;
+        if (a->ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->values ? (double)a->values[i] : 0.0;
     }
     return XD_OK;
 }
@@ -9697,13 +9734,13 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
 static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *part = a->parts + r * XD_SOFTMAX_PARTS;
         int64_t arg;
         part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
-        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->begin);
+        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         part[XD_SOFTMAX_SUM] = 0.0;
         for (int64_t c = 0; c < columns && part[XD_SOFTMAX_MAX] > -INFINITY; c++)
             part[XD_SOFTMAX_SUM] +=
@@ -9712,7 +9749,8 @@ static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args
 }
 
 static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_stats_rows,
+                           a);
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
@@ -9720,14 +9758,14 @@ static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whol
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;
     whole[XD_SOFTMAX_SUM] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
         if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
         whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
         whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
         if (part[XD_SOFTMAX_MAX] > -INFINITY)
@@ -9757,12 +9795,13 @@ static void xdi_cpu_softmax_write_rows(const xd_launch *launch, const void *args
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++)
-        for (int64_t c = 0; c < a->end - a->begin; c++)
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
             xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
 }
 
 static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_write_rows,
+                           a);
 }
 
 static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
@@ -9771,22 +9810,24 @@ static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *a
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         a->parts[r] = 0.0;
-        for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
+            a->parts[r] += xdi_loss_load(&a->weights, r, c);
     }
 }
 
 static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->weights.rows, a->end - a->begin, xdi_cpu_softmax_row_sums_rows, a);
+    return xdi_spread_rows(launch, a->weights.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_row_sums_rows, a);
 }
 
 static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const void *args, int64_t begin,
                                                 int64_t end, int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double sum = 0.0;
-        for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
+        for (int i = 0; i < a->vocab.shards; i++) sum += a->all[i * a->all_stride + r];
         for (int64_t c = 0; c < columns; c++) {
             const double p = exp(xdi_softmax_log_prob(a, r, c));
             xdi_loss_store(&a->out, r, c, (xdi_loss_load(&a->weights, r, c) - p * sum) / a->temperature);
@@ -9796,7 +9837,8 @@ static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const v
 }
 
 static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_backward_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_write_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -9804,8 +9846,8 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
-            const bool owned = id >= a->begin && id < a->end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
+            const bool owned = id >= a->vocab.begin && id < a->vocab.end;
+            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
         }
     return XD_OK;
 }
@@ -9815,14 +9857,14 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
-            int owner = 0;
-            if (id < 0 || id >= a->size) {
-                a->values[at] = (double)NAN;
-                continue;
+            double value = (double)NAN;
+            if (id >= 0 && id < a->vocab.size) {
+                int owner = 0;
+                while (id >= a->vocab.offsets[owner + 1]) owner++;
+                value = a->all[owner * a->all_stride + at];
+                if (a->log_sum_exp) value = value / a->temperature - a->log_sum_exp[r];
             }
-            while (id >= a->offsets[owner + 1]) owner++;
-            a->values[at] = a->all[owner * a->all_stride + at];
-            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+            xd_store_f64(a->values, a->values_dtype, at, value);
         }
     return XD_OK;
 }
@@ -9833,10 +9875,11 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const int64_t id = xd_id_at(a->ids, r);
-        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
-        const int64_t columns = counts ? a->end - a->begin : 0;
+        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->vocab.size;
+        const int64_t columns = counts ? a->vocab.end - a->vocab.begin : 0;
         for (int64_t c = 0; c < columns; c++) {
-            const double p = exp(xdi_softmax_log_prob(a, r, c)), target = c + a->begin == id ? 1.0 : 0.0;
+            const double p = exp(xdi_softmax_log_prob(a, r, c)),
+                         target = c + a->vocab.begin == id ? 1.0 : 0.0;
             xdi_loss_store(&a->out, r, c, (target - p) * (double)a->weight[r] / a->temperature);
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
@@ -9844,7 +9887,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
 }
 
 static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
@@ -11056,7 +11099,7 @@ static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
 
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r) {
     const bool fine = xdi_mft_counts(a, r) && a->row[r].finding == (int)XD_ROW_FINE;
-    const int64_t columns = fine ? a->end - a->begin : 0;
+    const int64_t columns = fine ? a->vocab.end - a->vocab.begin : 0;
     xdi_mft_zero_from(&a->terms, r, columns);
     xdi_mft_zero_from(&a->gradient, r, columns);
     return columns;
@@ -11068,8 +11111,8 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = xd_id_at(a->labels, r) - a->begin;
-        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->vocab.begin;
+        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->vocab.end - a->vocab.begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
     }
@@ -11106,7 +11149,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     double x = 0.0, y = 0.0;
     xdi_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
@@ -11133,7 +11176,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == xd_id_at(a->labels, r);
+    const bool label = c + a->vocab.begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)
@@ -11153,7 +11196,7 @@ static void xdi_cpu_mft_write_rows(const xd_launch *launch, const void *args, in
 }
 
 static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_write_rows, a);
 }
 
 /* ---- cosine ---- */
@@ -11173,21 +11216,23 @@ static void xdi_cpu_mft_largest_rows(const xd_launch *launch, const void *args, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
+        const int64_t columns = xdi_mft_counts(a, r) ? a->vocab.end - a->vocab.begin : 0;
         sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
         sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
     }
 }
 
 static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_largest_rows,
+                           a);
 }
 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
     *exponent = 0;
-    for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
+    for (int i = 0; a->fixed && i < a->vocab.shards; i++)
+        largest = fmax(largest, xdi_mft_side(a, i, r, side));
     if (!isfinite(largest)) return false;
     frexp(largest, exponent);
     return true;
@@ -11196,7 +11241,7 @@ static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                     double y_scale, xdi_cosine_sums *sums) {
     (void)state;
-    for (int64_t c = 0; c < a->end - a->begin; c++) {
+    for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++) {
         const double x = xdi_loss_load(&a->student, r, c) * x_scale;
         const double y = xdi_loss_load(&a->teacher, r, c) * y_scale;
         const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
@@ -11238,7 +11283,8 @@ static void xdi_cosine_products_piece(const xd_launch *launch, const void *args,
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state) {
     const xdi_cosine_swept s = { a, sweep, state };
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cosine_products_piece, &s);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cosine_products_piece,
+                           &s);
 }
 
 static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -11248,7 +11294,7 @@ static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args
 static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_COSINE_SUMS + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_sums)[at].high;
@@ -11311,7 +11357,8 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_slopes_rows,
+                           a);
 }
 
 XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
@@ -15378,7 +15425,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
  * the plain kernels; no reference and no sum is then written. */
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
@@ -15394,7 +15441,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
-    reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+    reference[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
     if (soft) {
         reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
         reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
@@ -15406,7 +15453,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->vocab.begin : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -15451,7 +15498,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -15465,7 +15512,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
             continue;
         }
         one.references[XD_LOSS_MAX] = max;
-        one.references[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+        one.references[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
         one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
         one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
     }
@@ -15557,7 +15604,7 @@ static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, 
 
 static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    const int64_t columns = one->offsets[one->shard + 1] - one->offsets[one->shard];
+    const int64_t columns = one->vocab.end - one->vocab.begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     if (counts && xdi_fast_accepts(one, one->row))
         xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
@@ -15694,7 +15741,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
                                    const xd_loss_kernels *plain, const xd_loss_args *one,
                                    const xdi_fast_kept *kept, xdi_fast_path path) {
-    const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
+    const int64_t begin = one->vocab.begin, columns = one->vocab.end - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
     if (!counts || !xdi_fast_accepts(one, one->row)) {
@@ -15739,7 +15786,7 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;
-    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+    return soft && narrow && a->gradient.data && a->vocab.shards == 1 && a->divergence == XD_KL_FORWARD &&
            (!hard || shared);
 }
 
@@ -15755,7 +15802,7 @@ static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
                                xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
     const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
-    if (one->shards > 1) return;
+    if (one->vocab.shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
@@ -15820,7 +15867,7 @@ XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
 static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -15831,8 +15878,8 @@ static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_maxima_rows,
+                           a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
@@ -15855,7 +15902,7 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
  * passed. */
 static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
-    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
     xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
     if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
@@ -15873,7 +15920,7 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
 /* False for rows of the plain kernel; nothing is then written but the order. */
 static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
     double sum = 0.0, moment = 0.0;
@@ -15902,24 +15949,19 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
 /* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
 static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
-    if (a->order) one.order = a->order + slot * a->k;
+    one.order = a->order + slot * a->k;
     one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
     one.logits.rows = 1;
-    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
     one.maxima = a->maxima + r;
     one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
     one.values = a->values + r * a->k;
-    if (a->slots) one.slots = a->slots + r * a->k;
-    if (a->row) one.row = a->row + r;
     return one;
 }
 
-static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
-    const bool gradient =
-        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
-    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+static bool xdi_fast_topk_dtype(const xd_rows *x) {
+    return x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
 static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -15936,16 +15978,16 @@ static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (!xdi_fast_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_stats_rows,
+                           a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_topk_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
@@ -15967,8 +16009,8 @@ static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t 
     if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
 }
 
-static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     const double scale = a->weight * a->row_scale[r] / a->temperature;
@@ -15980,11 +16022,25 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
+/* The arguments as they would be with this row alone. */
+static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
+    xd_topk_kl_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.slots = a->slots + r * a->k;
+    one.row = a->row + r;
+    return one;
+}
+
 static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
@@ -15993,16 +16049,16 @@ static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, i
         } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+            const xd_topk_kl_args one = xdi_fast_topk_kl_row(a, r);
             plain->grad(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->grad(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_grad_rows, a);
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    if (!xdi_fast_topk_dtype(&a->logits) || !xdi_fast_topk_dtype(&a->gradient))
+        return xd_topk_kernels_cpu()->grad(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -16257,7 +16313,8 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
+                            (int64_t)a->row[r].argmax - a->vocab.begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;
@@ -16289,7 +16346,8 @@ static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_write_rows,
+                           a);
 }
 
 /* ---- cosine ---- */
@@ -16300,7 +16358,7 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
+        const int64_t columns = a->row_scale[r] != 0.0 ? a->vocab.end - a->vocab.begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
         sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
         sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
@@ -16308,7 +16366,8 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_largest_rows,
+                           a);
 }
 
 static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -16316,9 +16375,9 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
     const xdi_mft_level *level = (const xdi_mft_level *)state;
     const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
     if (a->fixed)
-        level->exact(x, y, a->end - a->begin, x_scale, y_scale, sums->exact);
+        level->exact(x, y, a->vocab.end - a->vocab.begin, x_scale, y_scale, sums->exact);
     else
-        level->products(x, y, a->end - a->begin, sums->plain);
+        level->products(x, y, a->vocab.end - a->vocab.begin, sums->plain);
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -16340,7 +16399,8 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_slopes_rows,
+                           a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */
@@ -16397,10 +16457,11 @@ static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum
 
 static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
+                          XDI_TILE_LOG2E / a->temperature, &sum))
         return false;
     part[XD_SOFTMAX_MAX] = sum.max;
-    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_fast_row_arg(&a->logits, r, &sum));
     part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
@@ -16424,7 +16485,8 @@ static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *arg
 static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_softmax_kernels_cpu()->stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_fast_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_softmax_stats_rows,
+                           a);
 }
 
 /* What the entry was called with. */
@@ -29925,6 +29987,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 
 /* vocab.c: the context it was made with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
+/* vocab.c: the same as xd_vocab_describe, as kernels take it. */
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -29948,6 +30012,17 @@ typedef struct xdi_topk_candidates {
 /* topk.c: the best of every shard, and the best of those. */
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
+
+/* topk.c: xd_vocab_topk whose values are double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids);
+/* softmax.c: the logit of each row at its id, as xd_gather_columns gives it, but double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values);
+
+/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {
@@ -30083,9 +30158,9 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return vocab->memory->synchronize(&launch);
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size,
                                  xd_vocab **out) {
-    const int64_t mine[3] = { begin, end, size };
+    const int64_t mine[3] = { columns.begin, columns.end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
     xd_result result = all ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
@@ -30104,7 +30179,8 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
     const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
     const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
     const int64_t begin = rank * piece < size ? rank * piece : size;
-    return xd_vocab_create(ctx, tp, begin, begin + piece < size ? begin + piece : size, size, out);
+    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
+    return xd_vocab_create(ctx, tp, columns, size, out);
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
@@ -30125,6 +30201,14 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.offsets = vocab->offsets;
     info.device_offsets = vocab->device_offsets;
     return info;
+}
+
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_vocab_shard shard = {
+        info.begin, info.end, info.size, info.rank, info.ranks, info.device_offsets
+    };
+    return shard;
 }
 
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
@@ -30370,14 +30454,9 @@ typedef struct xdi_softmax_exchange {
 
 static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
                                   xd_softmax_args *a) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     memset(a, 0, sizeof *a);
     a->logits = *logits;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->offsets = info.device_offsets;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(vocab);
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
@@ -30479,17 +30558,25 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     return result;
 }
 
+/* What to pick of each row, and where to. */
+typedef struct xdi_softmax_pick {
+    xd_ids ids;
+    int64_t n, stride;
+    void *values;
+    xd_dtype dtype;
+} xdi_softmax_pick;
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
-                                     double *values) {
+                                     double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
     x.args.log_sum_exp = lse;
-    x.args.ids = ids;
-    x.args.ids_count = n;
-    x.args.ids_stride = stride;
-    x.args.values = values;
+    x.args.ids = pick->ids;
+    x.args.ids_count = pick->n;
+    x.args.ids_stride = pick->stride;
+    x.args.values = pick->values;
+    x.args.values_dtype = pick->dtype;
     if (result == XD_OK) result = x.kernels->softmax.pick(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
     if (result == XD_OK) result = x.kernels->softmax.take(&x.launch, &x.args);
@@ -30498,7 +30585,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 }
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values) {
+                                   int64_t ids_stride, float *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
@@ -30507,14 +30594,22 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
-    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
+    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
+}
+
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values) {
+    const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64 };
+    return xdi_softmax_columns(ctx, vocab, logits, 0.0, NULL, &pick);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs) {
+                                     xd_ids ids, float *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
+    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32 };
+    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, &pick);
     xdi_call_memory_done(ctx, lse);
     return result;
 }
@@ -30755,7 +30850,7 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
 }
 
 static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
-    const double size = (double)a->size;
+    const double size = (double)a->vocab.size;
     const double mass = d->smoothing == XD_SMOOTHING_MEGATRON && d->label_smoothing > 0.0
                             ? d->label_smoothing * size / (size - 1.0)
                             : d->label_smoothing;
@@ -30765,18 +30860,12 @@ static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
 
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     const xd_loss_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_loss_args *a = &plan->args;
     memset(a, 0, sizeof *a);
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -30791,7 +30880,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
  * for the wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
-    const size_t ranks = (size_t)plan->args.shards;
+    const size_t ranks = (size_t)plan->args.vocab.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
@@ -30838,7 +30927,7 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
  * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = a->student.rows, shards = a->shards;
+    const int64_t rows = a->student.rows, shards = a->vocab.shards;
     const void *all;
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
                             XD_DTYPE_F64, &all));
@@ -30865,7 +30954,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
         XD_TRY(plan->kernels->loss.fused(launch, a));
-        return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
+        return a->vocab.shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
     XD_TRY(plan->kernels->loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
@@ -30876,7 +30965,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     XD_TRY(xdi_loss_partials(launch, plan));
-    if (!a->fixed && a->shards == 1 && plan->kernels->loss.fused) return XD_OK;
+    if (!a->fixed && a->vocab.shards == 1 && plan->kernels->loss.fused) return XD_OK;
     XD_TRY(plan->kernels->loss.combine(launch, a));
     if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
@@ -31302,9 +31391,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
-    a.begin = from->begin;
-    a.end = from->end;
-    a.shards = from->shards;
+    a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;
     a.fixed = from->fixed;
@@ -31323,7 +31410,7 @@ static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a)
 }
 
 static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) {
-    double *room = plan->all_partials + a->shards * a->student.rows * XD_MFT_SIDES;
+    double *room = plan->all_partials + a->vocab.shards * a->student.rows * XD_MFT_SIDES;
     return xdi_vocab_gather(plan->d.vocab, a->sums, room,
                             a->student.rows * XD_COSINE_SUMS * (a->fixed ? 2 : 1),
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);
@@ -31501,50 +31588,103 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
-                               int64_t *ids) {
+/* `mine` is what this rank found so far. */
+static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                               xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
-    xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
-    if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
+    if (mine == XD_OK) mine = xdi_topk_prepare(ctx, vocab, logits, k, &c);
+    mine = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine);
+    if (mine == XD_OK) mine = xdi_topk_select(ctx, vocab, logits, k, &c, values, ids);
     xdi_call_memory_done(ctx, c.mine);
     xdi_call_memory_done(ctx, c.all);
+    return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids) {
+    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, ids);
+}
+
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
+                               int64_t *ids) {
+    const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
+    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
+    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
+    xd_result result =
+        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    xdi_call_memory_done(ctx, wide);
     return result;
 }
 
-/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
-static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                  const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
-                                  double *values, int64_t *ids) {
-    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    float *row = (float *)maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, logits, mask, maxima.cols, row));
-    if (comm && xd_comm_size(comm) > 1)
-        XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
-    XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
-    return kernels->sort_ids(&launch, ids, k);
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc) {
+    return desc->sequences ? desc->sequences : 1;
 }
 
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held) {
+    xd_rows rows = *all;
+    rows.rows = held;
+    rows.stride = all->stride ? all->stride : all->cols;
+    if (rows.data)
+        rows.data = (char *)rows.data + (size_t)(b * held * rows.stride) * xd_dtype_size(rows.dtype);
+    return rows;
+}
+
+/* Memory of a call. */
+typedef struct xdi_topk_columns {
+    xd_rows maxima; /* [1, V/tp] */
+    double *values; /* [k] */
+} xdi_topk_columns;
+
+static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
+    XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
+    XD_REQUIRE(ctx, d->k >= 1 && d->k <= info.size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)info.size);
+    c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
+    c->maxima =
+        xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
+    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+               (long long)columns);
+    return XD_OK;
+}
+
+/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
+static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b,
+                                     const xdi_topk_columns *c, int64_t *ids) {
+    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    float *row = (float *)c->maxima.data;
+    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    if (d->comm && xd_comm_size(d->comm) > 1)
+        XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
+    XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
+    return kernels->sort_ids(&launch, ids, d->k);
+}
+
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
-    xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
-    double *values = (double *)xdi_call_memory(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
-    maxima.data = xdi_call_memory(ctx, bytes + 1);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
-    if (result == XD_OK && !(maxima.data && values))
-        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
-    result = xdi_vocab_agree(info.tp, comm, result);
-    if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
-    if (result == XD_OK && importance)
-        result = memory->copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
-    xdi_call_memory_done(ctx, maxima.data);
-    xdi_call_memory_done(ctx, values);
+    xdi_topk_columns c;
+    memset(&c, 0, sizeof c);
+    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
+    xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
+        result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
+        if (result == XD_OK && importance)
+            result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
+                                  (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
+    }
+    xdi_call_memory_done(ctx, c.maxima.data);
+    xdi_call_memory_done(ctx, c.values);
     return result;
 }
 
@@ -31563,6 +31703,7 @@ typedef struct xdi_topk_kl_plan {
     const xd_kernels *kernels;
     int threads; /* of the context: a CPU has as many rows at work */
     xd_topk_args student, teacher;
+    xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
@@ -31627,22 +31768,32 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     return xdi_reduction_check(ctx, in);
 }
 
-static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+/* What the two sides have in common. */
+static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     const xd_topk_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_topk_args *a = &plan->student;
     memset(a, 0, sizeof *a);
     a->logits = d->student;
     a->k = d->k;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
+    plan->teacher = *a;
+    plan->teacher.logits = d->teacher;
+    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+}
+
+static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    xd_topk_kl_args *a = &plan->both;
+    xdi_topk_kl_fill_sides(ctx, plan);
+    memset(a, 0, sizeof *a);
+    a->logits = d->student;
+    a->k = d->k;
+    a->vocab = plan->student.vocab;
+    a->temperature = d->temperature;
+    a->log_probs = d->student_log_probs;
     a->mode = d->mode;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -31650,9 +31801,6 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
-    plan->teacher = *a;
-    plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
 /* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
@@ -31660,19 +31808,24 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
     plan->student.values = (double *)(void *)(plan->send + sums);
-    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
-    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->student.row_scale = plan->teacher.row_scale = plan->both.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->both.ids = plan->ids;
     plan->teacher.order = plan->student.order;
+    plan->both.values = plan->student.values;
+    plan->both.side = plan->student.side;
+    plan->both.teacher_values = plan->teacher_values;
     if (!plan->d.teacher.data) return;
     plan->teacher.sums = plan->send + plan->side_words;
     plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    plan->both.teacher_values = plan->teacher.values;
+    plan->both.teacher_side = plan->teacher.side;
 }
 
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
-    const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
+    const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
@@ -31708,10 +31861,10 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->teacher.side = (xd_topk_side *)(void *)at[6];
     plan->ids = (int64_t *)(void *)at[7];
     plan->teacher_values = (double *)(void *)at[8];
-    plan->student.slots = (double *)(void *)at[9];
+    plan->both.slots = (double *)(void *)at[9];
     plan->student.order = (int64_t *)(void *)at[10];
-    plan->student.scratch = (double *)(void *)at[11];
-    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->both.scratch = (double *)(void *)at[11];
+    plan->both.row = (xd_topk_row *)(void *)at[12];
     plan->words = (int64_t *)(void *)at[13];
     plan->candidates.mine = (int64_t *)(void *)at[14];
     plan->candidates.all = plan->candidates.mine + candidates / word;
@@ -31738,30 +31891,25 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
     XD_TRY(plan->kernels->topk.merge(launch, &plan->student));
-    plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
         XD_TRY(plan->kernels->topk.merge(launch, &plan->teacher));
-        plan->student.teacher_values = plan->teacher.values;
-        plan->student.teacher_side = plan->teacher.side;
     }
-    plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels->topk.divergence(launch, &plan->student);
+    return plan->kernels->topk.divergence(launch, &plan->both);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
     const xd_topk_desc *d = &plan->d;
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_topk_args *a = &plan->student;
+    const xd_topk_kl_args *a = &plan->both;
+    const xd_topk_entries_args entries = {
+        d->student.rows * d->k, a->vocab.size, d->ids, d->values, plan->ids, plan->teacher_values
+    };
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
     if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
-    a->given_ids = d->ids;
-    a->given_values = d->values;
-    a->entry_ids = plan->ids;
-    a->entry_values = plan->teacher_values;
-    XD_TRY(plan->kernels->topk.entries(&launch, a));
+    XD_TRY(plan->kernels->topk.entries(&launch, &entries));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
     if (d->common.gradient.data) XD_TRY(plan->kernels->topk.grad(&launch, a));
     rows.topk_rows = a->row;
@@ -34613,8 +34761,7 @@ static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teac
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
-    if (!w->d.vocab)
-        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    if (!w->d.vocab) XD_TRY(xd_vocab_create_even(w->ctx, NULL, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
@@ -34787,10 +34934,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XD_TRY(xdi_vocab_topk(w->ctx, w->vocab, &b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
+    XD_TRY(xdi_vocab_at_ids(w->ctx, w->vocab, &b->logits, xd_ids_of(b->next, XD_DTYPE_I32), r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
@@ -36619,96 +36766,76 @@ XD_API xd_result xd_route_release(xd_route *route) {
 /* What one call holds, in memory of the device. */
 typedef struct xdi_columns {
     const xd_kernels *kernels;
-    const xd_vocab *vocab;
-    const uint8_t *mask;
-    xd_comm *comm;
-    int64_t held, k;
+    const xd_vocab_topk_desc *d;
+    int64_t held;   /* rows of a sequence */
     int64_t *ids;   /* [sequences, k] */
     double *picked; /* [held, k] */
 } xdi_columns;
 
-static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
-                                   const xd_rows *values) {
-    XD_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
-               "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
+static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, const xd_rows *values) {
+    const int64_t rows = d->logits.rows;
     XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
     XD_REQUIRE(ctx,
-               values->rows == logits->rows && values->cols == k &&
-                   (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
+               values->rows == rows && values->cols == d->k &&
+                   (values->stride == 0 || values->stride >= d->k) && (values->data || values->rows == 0),
                XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-               (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
+               (long long)values->rows, (long long)values->cols, (long long)rows, (long long)d->k);
     return XD_OK;
-}
-
-/* Rows of sequence b. */
-static xd_rows xdi_columns_rows(const xdi_columns *c, const xd_rows *all, int64_t b) {
-    xd_rows rows = *all;
-    rows.rows = c->held;
-    rows.stride = all->stride ? all->stride : all->cols;
-    if (rows.data)
-        rows.data = (char *)rows.data + (size_t)(b * c->held * rows.stride) * xd_dtype_size(rows.dtype);
-    return rows;
 }
 
 /* The chosen columns of this shard, zeros where another shard has the column: their bits, added as integers over
  * the shards, are the values themselves. */
-static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits,
-                                  const int64_t *ids) {
+static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, int64_t b) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_vocab_info info = xd_vocab_describe(c->vocab);
+    const xd_vocab_info info = xd_vocab_describe(c->d->vocab);
     xd_softmax_args a;
     memset(&a, 0, sizeof a);
-    a.logits = *logits;
-    a.begin = info.begin;
-    a.end = info.end;
-    a.size = info.size;
-    a.ids = xd_ids_of(ids, XD_DTYPE_I64);
-    a.ids_count = c->k;
+    a.logits = xdi_topk_sequence(&c->d->logits, b, c->held);
+    a.vocab = xdi_vocab_shard(c->d->vocab);
+    a.ids = xd_ids_of(c->ids + b * c->d->k, XD_DTYPE_I64);
+    a.ids_count = c->d->k;
     a.parts = c->picked;
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
-    return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
+    return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->d->k, XD_DTYPE_I64, XD_SUM);
 }
 
-static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits, int64_t b,
-                                      const xd_rows *values) {
-    const xd_rows rows = xdi_columns_rows(c, logits, b), to = xdi_columns_rows(c, values, b);
-    const uint8_t *mask = c->mask ? c->mask + b * c->held : NULL;
-    int64_t *ids = c->ids + b * c->k;
-    xd_rows from;
-    XD_TRY(xd_vocab_topk_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
-    XD_TRY(xdi_columns_pick(ctx, c, &rows, ids));
-    from.data = c->picked;
-    from.dtype = XD_DTYPE_F64;
-    from.rows = c->held;
-    from.cols = from.stride = c->k;
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t b, const xd_rows *values) {
+    const xd_rows from = xd_rows_of(c->picked, XD_DTYPE_F64, c->held, c->d->k);
+    const xd_rows to = xdi_topk_sequence(values, b, c->held);
+    XD_TRY(xdi_columns_pick(ctx, c, b));
     return xdi_route_copy(ctx, c->kernels, &from, &to);
 }
 
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
+    const xd_vocab_topk_desc *d = c->d;
+    const int64_t sequences = xdi_topk_sequences(d);
+    XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
+    XD_TRY(xdi_columns_check(ctx, d, values));
+    c->held = d->logits.rows / sequences;
+    c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
+    c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
+    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
+               (long long)(c->held * d->k));
+    return XD_OK;
+}
+
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values) {
-    xd_comm *tp = xd_vocab_describe(vocab).tp;
     xdi_columns c;
-    xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
-    c.vocab = vocab;
-    c.mask = mask;
-    c.comm = comm;
-    c.k = k;
-    if (result == XD_OK) {
-        c.held = logits.rows / sequences;
-        c.picked = (double *)xdi_call_memory(ctx, ((size_t)(c.held * k) + 1) * sizeof *c.picked);
-        c.ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * k) + 1) * sizeof *c.ids);
-        if (!c.picked || !c.ids)
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
-    }
-    result = xdi_vocab_agree(tp, comm, result);
-    for (int64_t b = 0; b < sequences && result == XD_OK; b++)
-        result = xdi_columns_sequence(ctx, &c, &logits, b, &values);
-    if (result == XD_OK) result = xd_read(ctx, ids, c.ids, (size_t)(sequences * k) * sizeof *ids);
+    c.d = desc;
+    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
+    xd_result result = xdi_columns_prepare(ctx, &values, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
+    for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
+        result = xdi_columns_sequence(ctx, &c, b, &values);
+    if (result == XD_OK)
+        result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;
@@ -39359,7 +39486,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, x->d.vocab, z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -39380,7 +39507,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
         XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
-    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, labels, 1, 1, w->log_probs));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, d->vocab, &d->student, labels, w->log_probs));
     XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
     XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
     XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));
@@ -39965,7 +40092,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
     xd_softmax_args s;
     memset(&s, 0, sizeof s);
-    s.end = s.size = x->side[which]->vocabulary;
+    s.vocab.end = s.vocab.size = x->side[which]->vocabulary;
     s.temperature = x->side[which]->temperature;
     for (int64_t i = first; i < first + count;) {
         const int64_t begin = x->here.chunks[i].begin[which];
@@ -42559,4 +42686,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d071f265278e624de14cff1e03491aadaf5a10bb8bdc425ab3fa1d0f3d62e0fb */
+/* xdistill sha256 4bd68ed55261307df53902b4909dddd570d4c588202ee5f04643f1c9c315dc22 */

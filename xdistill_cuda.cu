@@ -2972,7 +2972,7 @@ static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.student.rows) return; /* with its whole team */
     const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
     xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
@@ -2983,7 +2983,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
     const bool empty = student.arg == INT64_MAX;
     const double nan = (double)NAN;
     ref[XD_LOSS_MAX] = student.broken ? nan : (double)student.max;
-    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.begin);
+    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.vocab.begin);
     ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
     if (soft)
         ref[XD_LOSS_TEACHER_AT_ARG] =
@@ -2994,7 +2994,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_loss_references_kernel<TEAM>, *a);
     })
@@ -3025,7 +3025,7 @@ static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, 
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
     xdi_cuda_loss_no_reference(ref);
-    for (int i = 0; i < a.shards; i++)
+    for (int i = 0; i < a.vocab.shards; i++)
         xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
 }
 
@@ -3122,7 +3122,7 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
         xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
         xdi_cuda_eight y = {};
@@ -3137,8 +3137,8 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
 /* TARGET of the shard that owns the label. */
 static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
     if (!xdi_cuda_loss_has_hard(a)) return 0.0;
-    const int64_t target = xd_id_at(a.labels, r) - a.begin;
-    if (target < 0 || target >= a.end - a.begin) return 0.0;
+    const int64_t target = xd_id_at(a.labels, r) - a.vocab.begin;
+    if (target < 0 || target >= a.vocab.end - a.vocab.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
     return max == -(double)INFINITY ? -(double)INFINITY : x - max;
 }
@@ -3185,7 +3185,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
 /* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
 #define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
     XDI_CUDA_TEAMS(                                                                                         \
-        (a)->end - (a)->begin, TEAM,                                                                        \
+        (a)->vocab.end - (a)->vocab.begin, TEAM,                                                            \
         { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
                           { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
                                             { __VA_ARGS__ }) }) })
@@ -3207,7 +3207,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
     const xd_fixed *all = static_cast<const xd_fixed *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
-        for (int shard = 0; shard < a.shards; shard++) {
+        for (int shard = 0; shard < a.vocab.shards; shard++) {
             const xd_fixed *part = all + shard * a.sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
@@ -3246,10 +3246,10 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
                                                  double *total) {
     const double *all = static_cast<const double *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
-        const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
+        const int64_t begin = a.vocab.offsets[i], end = a.vocab.offsets[i + 1];
         xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         if (label >= begin && label < end)
@@ -3304,7 +3304,7 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
     const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
-    if (label < 0 || label >= a.size) {
+    if (label < 0 || label >= a.vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -3313,7 +3313,7 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a.uniform_weight != 0.0)
-            row->hard += a.uniform_weight * ((double)a.size * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard += a.uniform_weight * ((double)a.vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
     if (row->finding == (int)XD_ROW_FINE &&
@@ -3415,7 +3415,7 @@ static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_sc
 template <bool FIXED, int TEAM>
 static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
 xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
     xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
@@ -3447,7 +3447,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
@@ -3457,7 +3457,7 @@ static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_ar
 static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_LOSS_MIXTURES + which;
         if (a.fixed) {
             exact.high += static_cast<const xd_fixed *>(a.all_mixtures)[at].high;
@@ -3544,8 +3544,8 @@ struct xdi_cuda_loss_column {
 static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_loss_args &a, int64_t r,
                                                                       int64_t id) {
     xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
-    if (id < a.begin || id >= a.end) return column;
-    column.at = id - a.begin;
+    if (id < a.vocab.begin || id >= a.vocab.end) return column;
+    column.at = id - a.vocab.begin;
     column.x = (double)xdi_cuda_element(a.student, r, column.at);
     if (a.teacher.data) column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
     return column;
@@ -3558,7 +3558,7 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
     const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
     double g = 0.0, soft = 0.0, student, teacher;
     if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.begin == xd_id_at(a.labels, r);
+        const bool target = column.at + a.vocab.begin == xd_id_at(a.labels, r);
         g = a.hard_weight *
             (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
     }
@@ -3608,7 +3608,7 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
         exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1);
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
-    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);
+    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.vocab.end - a.vocab.begin : 0);
     xdi_cuda_team_sync<TEAM>();
     XD_UNROLL
     for (int i = 0; i < 2; i++)
@@ -3680,7 +3680,7 @@ static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double 
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
                                                         const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
     xdi_cuda_eight y = {};
     xdi_cuda_see(x, c, columns, &t->student);
@@ -3708,7 +3708,7 @@ static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int
                                                       double *total) {
     const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const int64_t columns = a.end - a.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const int64_t columns = a.vocab.end - a.vocab.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of(a, 0.0, 0.0, 0.0);
     t.row.uniform = false;
@@ -3732,7 +3732,7 @@ static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
     const bool broken = t.student.broken || t.teacher.broken;
     ref[XD_LOSS_MAX] = t.student.broken ? (double)NAN : (double)t.student.max;
-    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.begin) : -1.0;
+    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.vocab.begin) : -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)at_arg : 0.0;
     ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : t.teacher.broken ? (double)NAN : (double)t.teacher.max;
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
@@ -3773,7 +3773,7 @@ xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
-    if (a.shards == 1) {
+    if (a.vocab.shards == 1) {
         xdi_cuda_loss_row_scalars<TEAM>(a, r, ref, total, counts);
         if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
     } else if (xdi_cuda_team_thread<TEAM>() == 0) {
@@ -4075,7 +4075,7 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
-        const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
+        const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
@@ -4172,7 +4172,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_cluster_memory, memory, );
     const unsigned rank = xdi_cuda_cluster_rank(), blocks = xdi_cuda_cluster_size();
-    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.end - a.begin;
+    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.vocab.end - a.vocab.begin;
     const int64_t begin = (int64_t)rank * slice, width = a.gradient.data ? a.gradient.cols : 0;
     const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
     bool counts = a.row_scale[r] != 0.0;
@@ -4244,10 +4244,10 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const size_t column_bytes =
         xd_dtype_size(a->student.dtype) + (soft ? xd_dtype_size(a->teacher.dtype) : 0);
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     int64_t slice = 0;
     const bool reads = xdi_cuda_cluster_reads(a->student) && (!soft || xdi_cuda_cluster_reads(a->teacher));
-    const int blocks = a->shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
+    const int blocks = a->vocab.shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
                            ? xdi_cuda_cluster_of(xdi_cuda_of(launch->ctx), columns, column_bytes, &slice)
                            : 0;
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
@@ -4716,8 +4716,8 @@ static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows) return;
-    const int64_t label = xd_id_at(a.labels, r) - a.begin;
-    const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.end - a.begin;
+    const int64_t label = xd_id_at(a.labels, r) - a.vocab.begin;
+    const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.vocab.end - a.vocab.begin;
     double *sides = a.sides + r * XD_MFT_SIDES;
     sides[XD_MFT_STUDENT] = mine ? (double)xdi_cuda_element(a.student, r, label) : 0.0;
     sides[XD_MFT_TEACHER] = mine ? (double)xdi_cuda_element(a.teacher, r, label) : 0.0;
@@ -4743,7 +4743,7 @@ static __device__ inline double xdi_cuda_mft_entropy(double p) {
 /* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
@@ -4828,8 +4828,8 @@ struct xdi_cuda_mft_column {
 static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft_args &a, int64_t r,
                                                                     int64_t id) {
     xdi_cuda_mft_column column = { -1, 0.0, 0.0 };
-    if (id < a.begin || id >= a.end) return column;
-    column.at = id - a.begin;
+    if (id < a.vocab.begin || id >= a.vocab.end) return column;
+    column.at = id - a.vocab.begin;
     column.x = (double)xdi_cuda_element(a.student, r, column.at);
     column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
     return column;
@@ -4841,7 +4841,7 @@ static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
     const xd_loss_row &row = a.row[r];
     const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
     const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.begin == xd_id_at(a.labels, r);
+    const bool label = column.at + a.vocab.begin == xd_id_at(a.labels, r);
     const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
     if (a.terms.data)
         xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
@@ -4880,7 +4880,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
         exact[1] = xdi_cuda_mft_column_of(a, r, xd_id_at(a.labels, r));
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
-    xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.end - a.begin : 0);
+    xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.vocab.end - a.vocab.begin : 0);
     xdi_cuda_team_sync<TEAM>();
     XD_UNROLL
     for (int i = 0; i < 2; i++)
@@ -4890,7 +4890,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
 static xd_result xdi_cuda_mft_write(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_write_kernel<TEAM>, *a);
     })
@@ -4915,7 +4915,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
-    const int64_t columns = a.row_scale[r] != 0.0 ? a.end - a.begin : 0;
+    const int64_t columns = a.row_scale[r] != 0.0 ? a.vocab.end - a.vocab.begin : 0;
     const float student = xdi_cuda_mft_magnitude<TEAM>(a.student, r, columns);
     const float teacher = xdi_cuda_mft_magnitude<TEAM>(a.teacher, r, columns);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
@@ -4926,7 +4926,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_
 static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_largest_kernel<TEAM>, *a);
     })
@@ -4937,7 +4937,7 @@ static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_
                                                     int *exponent) {
     double largest = 0.0;
     *exponent = 0;
-    for (int i = 0; a.fixed && i < a.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
+    for (int i = 0; a.fixed && i < a.vocab.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
     if (!isfinite(largest)) return false;
     frexp(largest, exponent);
     return true;
@@ -4947,7 +4947,7 @@ template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, int64_t r, double x_scale,
                                                         double y_scale,
                                                         xdi_cuda_sums<XD_COSINE_SUMS, FIXED> *sums) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns); /* 0 past the end */
         const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
@@ -4990,7 +4990,7 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
@@ -5002,7 +5002,7 @@ static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_arg
 static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
         if (a.fixed) {
             exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
@@ -5060,7 +5060,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
-    const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.end - a.begin : 0, width = a.gradient.cols;
+    const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.vocab.end - a.vocab.begin : 0, width = a.gradient.cols;
     double of_x, of_y;
     xdi_cuda_mft_slope(a, r, &of_x, &of_y);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
@@ -5080,7 +5080,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
 static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_slopes_kernel<TEAM>, *a);
     })
@@ -5126,7 +5126,7 @@ static xd_mft_kernels xdi_cuda_mft_table() {
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.logits.rows) return;
     const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
     const bool counts = !best.broken && best.max > -INFINITY;
@@ -5144,14 +5144,14 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     double *part = a.parts + r * XD_SOFTMAX_PARTS;
     part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
-    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.begin);
+    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.vocab.begin);
     part[XD_SOFTMAX_SUM] = totals.sum[0];
 }
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_softmax_stats_kernel<TEAM>, *a);
     })
@@ -5164,14 +5164,14 @@ xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_flat_index();
     double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
     if (r >= a.logits.rows) return;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
         const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
         if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
         max = part[XD_SOFTMAX_MAX];
         arg = part[XD_SOFTMAX_ARG];
     }
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
         if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
@@ -5225,14 +5225,14 @@ static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd
     *counts = true;
     if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) {
         double sum = 0.0;
-        for (int i = 0; i < a.shards; i++) sum += a.all[i * a.all_stride + r];
+        for (int i = 0; i < a.vocab.shards; i++) sum += a.all[i * a.all_stride + r];
         w.scale = (float)(sum / a.temperature);
     }
     if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
         const int64_t id = xd_id_at(a.ids, r);
-        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.size;
+        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.vocab.size;
         w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
-        w.id = id - a.begin;
+        w.id = id - a.vocab.begin;
     }
     return w;
 }
@@ -5244,7 +5244,7 @@ xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
     if (r >= a.logits.rows) return;
     bool counts;
     const xdi_cuda_softmax_line w = xdi_cuda_softmax_line_of<FORM>(a, r, &counts);
-    const int64_t columns = counts ? a.end - a.begin : 0;
+    const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0;
     const int64_t width =
         FORM == XDI_CUDA_SOFTMAX_LOGS ? columns : a.out.cols; /* gradients have zeros behind */
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
@@ -5265,7 +5265,7 @@ template <int FORM>
 static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
     })
@@ -5276,7 +5276,7 @@ static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_s
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.weights.rows) return;
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
@@ -5291,7 +5291,7 @@ xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
 static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
                                xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
     })
@@ -5304,8 +5304,8 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
-    const bool owned = id >= a.begin && id < a.end;
-    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
+    const bool owned = id >= a.vocab.begin && id < a.vocab.end;
+    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
 }
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -5321,13 +5321,16 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     double value = (double)NAN;
-    if (id >= 0 && id < a.size) {
+    if (id >= 0 && id < a.vocab.size) {
         int owner = 0;
-        while (id >= a.offsets[owner + 1]) owner++;
+        while (id >= a.vocab.offsets[owner + 1]) owner++;
         value = a.all[owner * a.all_stride + at];
         if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
     }
-    a.values[at] = value;
+    if (a.values_dtype == XD_DTYPE_F32)
+        static_cast<float *>(a.values)[at] = (float)value;
+    else
+        static_cast<double *>(a.values)[at] = value;
 }
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
@@ -5404,14 +5407,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
     xdi_cuda_largest best = { 0.0f, 0, 0 };
-    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.end - a.begin);
+    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.vocab.end - a.vocab.begin);
     if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
 }
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_maxima_kernel<TEAM>, *a);
     })
@@ -5428,14 +5431,14 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
     const int64_t *ids = a.ids + r * a.k;
     int64_t n = 0;
     for (int64_t j = xdi_cuda_team_thread<TEAM>(); j < a.k; j += TEAM) {
-        const bool inside = counts && ids[j] >= a.begin && ids[j] < a.end;
+        const bool inside = counts && ids[j] >= a.vocab.begin && ids[j] < a.vocab.end;
         int64_t rank = 0;
-        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.begin) : 0.0;
+        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.vocab.begin) : 0.0;
         if (!inside) continue;
         n++;
         for (int64_t i = 0; i < a.k; i++)
-            rank += ids[i] >= a.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
-        a.order[r * a.k + rank] = ids[j] - a.begin;
+            rank += ids[i] >= a.vocab.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
+        a.order[r * a.k + rank] = ids[j] - a.vocab.begin;
     }
     n = xdi_cuda_team_reduce<TEAM>(n, (int64_t)0, xdi_cuda_add());
     xdi_cuda_team_sync<TEAM>();
@@ -5445,7 +5448,7 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
 template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
-    const int64_t columns = a.end - a.begin, *skipped = a.order + r * a.k;
+    const int64_t columns = a.vocab.end - a.vocab.begin, *skipped = a.order + r * a.k;
     const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
     const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
@@ -5503,7 +5506,7 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
@@ -5516,7 +5519,7 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
                                                         xd_topk_side *side) {
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
-    for (int i = 0; i < a.shards; i++)
+    for (int i = 0; i < a.vocab.shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
             const int64_t *part = a.all + i * a.all_stride + (r * XD_TOPK_SUMS + which) * 2;
             sum[which].high += part[0];
@@ -5536,12 +5539,12 @@ static __device__ inline double xdi_cuda_topk_part(const xd_topk_args &a, int sh
 static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, int64_t r,
                                                         xd_topk_side *side) {
     side->max = -(double)INFINITY;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double max = xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX);
         if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (max > side->max) side->max = max;
     }
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
                      f = exp(shift);
         const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
@@ -5558,9 +5561,9 @@ static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, 
     int wrong = 0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
         int shard = 0;
-        if (ids[j] >= a.size) wrong = 1;
-        if (ids[j] < 0 || ids[j] >= a.size) continue;
-        while (ids[j] >= a.offsets[shard + 1]) shard++;
+        if (ids[j] >= a.vocab.size) wrong = 1;
+        if (ids[j] < 0 || ids[j] >= a.vocab.size) continue;
+        while (ids[j] >= a.vocab.offsets[shard + 1]) shard++;
         a.values[r * a.k + j] = __longlong_as_double(a.all[shard * a.all_stride + sums + r * a.k + j]);
         for (int64_t i = 0; i < j; i++)
             if (ids[i] == ids[j]) wrong = 1;
@@ -5634,7 +5637,7 @@ static __device__ inline double xdi_cuda_topk_mass(const xdi_cuda_topk_entries *
     return xdi_cuda_warp_sum(sum);
 }
 
-static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_kl_args &a, int64_t r,
                                                             xdi_cuda_topk_entries *e) {
     const double *values = a.values + r * a.k;
     const xd_topk_side side = a.side[r];
@@ -5655,7 +5658,7 @@ static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &
     e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
 }
 
-static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_args &a, int64_t r,
                                                             xdi_cuda_topk_entries *e) {
     const double *values = a.teacher_values + r * a.k;
     const double tau = a.teacher_temperature;
@@ -5667,7 +5670,7 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &
         whole = side.max / tau + log(inside + side.outside);
         outside = side.outside / (inside + side.outside);
     } else if (a.teacher_log) {
-        whole = (double)a.teacher_log[r];
+        whole = a.teacher_log[r];
     }
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
         XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
@@ -5759,7 +5762,7 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
     row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
 }
 
-static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args &a, int64_t r,
                                                            xdi_cuda_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
     double beta = a.beta;
@@ -5789,7 +5792,7 @@ static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entr
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
+xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
     if (r >= a.logits.rows) return;
     xd_topk_row row;
@@ -5812,11 +5815,11 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
     if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = e.s[j];
+        a.log_probs[r * a.k + j] = (float)e.s[j];
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 
-static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_kl_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
@@ -5839,7 +5842,7 @@ static __device__ inline float xdi_cuda_topk_outside_gradient(const xdi_cuda_top
 }
 
 template <int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_kl_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
     const xd_topk_row row = a.row[r];
@@ -5852,7 +5855,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
                                    (float)row.log,
                                    (float)(scale * row.outside),
                                    (float)(scale * row.entropy) };
-    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.end - a.begin : 0;
+    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.vocab.end - a.vocab.begin : 0;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < a.gradient.cols;
          c += XDI_CUDA_EIGHT * TEAM) {
         xdi_cuda_eight g = {};
@@ -5867,15 +5870,15 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
     xdi_cuda_team_sync<TEAM>(); /* the ids' columns are written again */
     for (int64_t j = xdi_cuda_team_thread<TEAM>(); counts && j < a.k; j += TEAM) {
         const int64_t id = a.ids[r * a.k + j];
-        if (id >= a.begin && id < a.end)
-            xdi_cuda_set_element(a.gradient, r, id - a.begin, (float)(scale * a.slots[r * a.k + j]));
+        if (id >= a.vocab.begin && id < a.vocab.end)
+            xdi_cuda_set_element(a.gradient, r, id - a.vocab.begin, (float)(scale * a.slots[r * a.k + j]));
     }
 }
 
-static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_grad_kernel<TEAM>, *a);
     })
@@ -5883,20 +5886,19 @@ static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args 
 
 /* ---- entries: one thread an entry ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_entries_args a) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i >= a.logits.rows * a.k) return;
-    const bool absent = a.given_values && a.given_values[i] == -INFINITY;
-    const int64_t id = a.given_ids.data ? xd_id_at(a.given_ids, i) : 0;
-    if (a.given_ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
-    a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
+    if (i >= a.count) return;
+    const bool absent = a.values && a.values[i] == -INFINITY;
+    const int64_t id = a.ids.data ? xd_id_at(a.ids, i) : 0;
+    if (a.ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    a.entry_values[i] = a.values ? (double)a.values[i] : 0.0;
 }
 
-static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_entries_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
-                           *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_topk_entries_kernel, *a);
 }
 
 /* ---- loading ---- */
@@ -8244,4 +8246,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 5c252ab3fe104e1154a6c687a1dc8cb22aac215d0444176aeb9df00d26c1be11 */
+/* xdistill sha256 cc6606df8cd40d9166cee84b47734e4baa704bdcc78ab50fa3b4e47fead6cd0e */

@@ -212,7 +212,7 @@ static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double tempe
     c->dtype = dtype;
     c->temperature = temperature;
     c->ctx = context(reduction);
-    require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, VOCABULARY, VOCABULARY, &c->vocab));
+    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, VOCABULARY, &c->vocab));
     c->student = allocate(bytes);
     c->teacher = allocate(bytes);
     c->gradient = allocate(bytes);
@@ -226,7 +226,7 @@ static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double tempe
     }
     for (int64_t r = 0; r < ROWS; r++) c->label[r] = (r * 7919) % VOCABULARY;
     if (kind != TOPK) return;
-    double values[ROWS * K];
+    float values[ROWS * K];
     const xd_rows teacher = { c->teacher, dtype, ROWS, VOCABULARY, 0 };
     require(c->ctx, xd_vocab_topk(c->ctx, c->vocab, teacher, K, values, c->ids));
     naive_log_softmax(c->teacher, dtype, 1.0f, c->log_teacher);
@@ -312,7 +312,7 @@ typedef struct select_case {
     xd_ctx *ctx;
     xd_vocab *vocab;
     float logits[SELECT_OF], sorted[SELECT_OF];
-    double values[SELECT];
+    float values[SELECT];
     int64_t ids[SELECT];
 } select_case;
 
@@ -348,12 +348,12 @@ static void bench_select(void) {
                       1.0,
                       0.0 };
     c->ctx = context(XD_REDUCTION_DETERMINISTIC);
-    require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, SELECT_OF, SELECT_OF, &c->vocab));
+    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, SELECT_OF, &c->vocab));
     for (uint64_t i = 0; i < SELECT_OF; i++)
         c->logits[i] = noise(i) + noise(i + SELECT_OF) + noise(i + 2 * SELECT_OF);
     run_select(c);
     run_sort(c);
-    for (int i = 0; i < SELECT; i++) row.error += fabs(c->values[i] - (double)c->sorted[i]);
+    for (int i = 0; i < SELECT; i++) row.error += fabs((double)(c->values[i] - c->sorted[i]));
     report(&row, &ours, &sort);
     xd_vocab_destroy(c->vocab);
     xd_ctx_destroy(c->ctx);

@@ -37,7 +37,7 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
     const int64_t columns = end - begin;
     xd_vocab *vocab;
     xd_loss_values values;
-    XD_TRY(xd_vocab_create(ctx, tp, begin, end, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, tp, (xd_interval){ begin, end }, VOCABULARY, &vocab));
 
     float *student = malloc((size_t)(2 * POSITIONS * columns + 1) * sizeof *student);
     if (!student) return XD_ERROR_MEMORY;

@@ -45,7 +45,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     xd_vocab *vocab = NULL;
     xd_mft_desc d;
     xd_loss_values values;
-    TRY(xd_vocab_create(xd_comm_ctx(world), world, begin, end, VOCAB, &vocab));
+    TRY(xd_vocab_create(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
     d = xd_mft_defaults();
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;
@@ -116,7 +116,7 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     d = xd_mft_defaults();
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, VOCAB, VOCAB, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, VOCAB, &vocab), XD_OK);
     const xd_rows x = { w->student, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     d.loss.student = d.loss.teacher = x;
     d.loss.vocab = vocab;

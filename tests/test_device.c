@@ -74,9 +74,9 @@ static xd_result guarded_fill(const xd_launch *launch, void *to, uint8_t value, 
     X(topk, maxima, xd_topk_args) \
     X(topk, stats, xd_topk_args) \
     X(topk, merge, xd_topk_args) \
-    X(topk, divergence, xd_topk_args) \
-    X(topk, grad, xd_topk_args) \
-    X(topk, entries, xd_topk_args) \
+    X(topk, divergence, xd_topk_kl_args) \
+    X(topk, grad, xd_topk_kl_args) \
+    X(topk, entries, xd_topk_entries_args) \
     X(topk, select, xd_select_args) \
     X(topk, select_merge, xd_select_args) \
     X(rows, scales, xd_row_args) \
@@ -126,6 +126,11 @@ static xd_result guarded_hits(const xd_launch *launch, const int64_t *argmax, xd
     return leave(plain.softmax.hits(launch, argmax, labels, mask, rows, hits));
 }
 
+static xd_result guarded_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t count) {
+    enter();
+    return leave(plain.optimizer.cast(launch, arrays, count));
+}
+
 static void make_tables(void) {
     xd_kernels_cpu(XD_CPU_PLAIN, &plain);
     guarded = plain;
@@ -143,6 +148,7 @@ static void make_tables(void) {
     guarded.rows.column_maxima = guarded_column_maxima;
     guarded.rows.sort_ids = guarded_sort_ids;
     guarded.softmax.hits = guarded_hits;
+    guarded.optimizer.cast = guarded_cast;
     used = 0;
     if (!space) space = (unsigned char *)mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
@@ -156,7 +162,8 @@ typedef struct board {
     float student[ROWS * WIDTH], teacher[ROWS * WIDTH], gradient[ROWS * WIDTH];
     float weight[ROWS], row_loss[ROWS], values[ROWS * K], mass[ROWS], importance[VOCAB];
     int64_t labels[ROWS], ids[ROWS * K], argmax[ROWS];
-    double scale, accuracy, lse[ROWS], picked[ROWS * K];
+    double scale, accuracy, lse[ROWS];
+    float log_probs[ROWS], picked[ROWS * K];
     xd_denominator denominator;
     xd_status status;
     xd_loss_values loss;
@@ -200,7 +207,7 @@ static void side_open(side *s, const xd_kernels *table, const board *from, xd_re
     desc.kernels = table;
     desc.reduction = reduction;
     CHECK(xd_ctx_create(&desc, &s->ctx) == XD_OK);
-    CHECK(xd_vocab_create(s->ctx, NULL, 0, VOCAB, VOCAB, &s->vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(s->ctx, NULL, VOCAB, &s->vocab) == XD_OK);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     s->b = (board *)table->memory.allocate(s->ctx, sizeof *s->b);
     CHECK(table->memory.copy(&launch, s->b, from, sizeof *from, XD_COPY_TO_DEVICE) == XD_OK);
@@ -289,13 +296,14 @@ static void call_softmax(side *s, int variant) {
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
+    const xd_vocab_topk_desc choice = { s->vocab, student, 1, b->mask, NULL, K };
     switch (variant) {
     case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
     case 2: CHECK(xd_log_softmax_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
     case 3:
         CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                  b->lse) == XD_OK);
+                                  b->log_probs) == XD_OK);
         break;
     case 4:
         CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
@@ -307,9 +315,7 @@ static void call_softmax(side *s, int variant) {
         break;
     case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
-    default:
-        CHECK(xd_vocab_topk_columns(s->ctx, s->vocab, student, b->mask, NULL, K, b->ids, b->importance) ==
-              XD_OK);
+    default: CHECK(xd_vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
     }
 }
 

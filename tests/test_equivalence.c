@@ -160,7 +160,7 @@ static xd_result rank_main(xd_comm *world, void *argument) {
     p.student = copy_part(&p, b->student);
     p.teacher = copy_part(&p, b->teacher);
     p.gradient = copy_part(&p, NULL);
-    CHECK(xd_vocab_create(ctx, tp, p.begin, p.begin + p.columns, VOCAB, &vocab) == XD_OK);
+    CHECK(xd_vocab_create(ctx, tp, (xd_interval){ p.begin, p.begin + p.columns }, VOCAB, &vocab) == XD_OK);
     const xd_result result = run_case(ctx, b, &p, vocab, cp, row_loss, &values);
     if (tp_rank == 0)
         memcpy(b->row_loss + p.first, row_loss, (size_t)p.rows * sizeof *row_loss); /* all have it */
@@ -273,10 +273,12 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     CHECK_EQ_INT(status.not_finite, 1);
     free(p.student);
     xd_vocab_destroy(vocab);
-    CHECK(xd_vocab_create(ctx, world, rank * 10, rank * 10 + 11, 31, &vocab) == XD_ERROR_SHAPE);
+    CHECK(xd_vocab_create(ctx, world, (xd_interval){ rank * 10, rank * 10 + 11 }, 31, &vocab) ==
+          XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "begins at column 10 but the shards before it end at 11") !=
           NULL);
-    CHECK(xd_vocab_create(ctx, world, rank * 12, rank * 12 + 11, 35, &vocab) == XD_ERROR_SHAPE);
+    CHECK(xd_vocab_create(ctx, world, (xd_interval){ rank * 12, rank * 12 + 11 }, 35, &vocab) ==
+          XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "columns 11 to 12 are in no shard") != NULL);
     return XD_OK;
 }

@@ -269,6 +269,14 @@ static void add(xd_fixed *to, const xd_fixed *from, int count) {
     }
 }
 
+/* Shard `shard` of `shards`, whose offsets these are. */
+static xd_vocab_shard place(const int64_t *offsets, int shard, int shards) {
+    const xd_vocab_shard out = {
+        offsets[shard], offsets[shard + 1], offsets[shards], shard, shards, offsets
+    };
+    return out;
+}
+
 static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, int shards, sums *out) {
     const xd_topk_kernels *k = &xd_ctx_kernels(ctx)->topk;
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -280,17 +288,16 @@ static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, i
     for (int r = 0; r < ROWS; r++) maxima[r] = out->references[r * XD_LOSS_REFERENCES + XD_LOSS_MAX];
     a.ids = ids;
     a.k = K;
-    a.offsets = offsets;
-    a.shards = shards;
     a.temperature = p.temperature;
     a.fixed = a.outside = true;
     a.row_scale = scale;
     a.maxima = maxima;
     a.values = values;
     a.order = order;
-    for (a.shard = 0; a.shard < shards; a.shard++) {
+    for (int shard = 0; shard < shards; shard++) {
         xd_fixed part[ROWS * XD_TOPK_SUMS];
-        a.logits = rows_of(false, offsets[a.shard], offsets[a.shard + 1]);
+        a.vocab = place(offsets, shard, shards);
+        a.logits = rows_of(false, a.vocab.begin, a.vocab.end);
         a.sums = part;
         CHECK(k->stats(&launch, &a) == XD_OK);
         add(out->topk, part, ROWS * XD_TOPK_SUMS);
@@ -301,8 +308,7 @@ static void fill_args(xd_loss_args *a, const double *scale, const int64_t *label
     memset(a, 0, sizeof *a);
     a->labels = xd_ids_of(labels, XD_DTYPE_I64);
     a->row_scale = scale;
-    a->offsets = offsets;
-    a->shards = 1;
+    a->vocab = place(offsets, 0, 1);
     a->temperature = p.temperature;
     a->divergence = p.divergence;
     a->beta = 0.4;
@@ -313,13 +319,12 @@ static void fill_args(xd_loss_args *a, const double *scale, const int64_t *label
     a->fixed = true;
 }
 
-/* The part of shard a->shard, as a rank that knows the references of whole rows has it. */
+/* The part of shard a->vocab, as a rank that knows the references of whole rows has it. */
 static void run_shard(const xd_loss_kernels *k, const xd_launch *launch, xd_loss_args *a, bool mixed,
                       sums *out) {
     xd_fixed part[ROWS * XD_LOSS_SUMS], mixtures[ROWS * XD_LOSS_MIXTURES];
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
-    a->student = rows_of(false, begin, end);
-    if (p.soft) a->teacher = rows_of(true, begin, end);
+    a->student = rows_of(false, a->vocab.begin, a->vocab.end);
+    if (p.soft) a->teacher = rows_of(true, a->vocab.begin, a->vocab.end);
     a->sums = part;
     a->mixtures = mixtures;
     if (!mixed) {
@@ -354,10 +359,11 @@ static void run(xd_cpu_level level, const int64_t *offsets, int shards, sums *ou
     if (p.soft) a.teacher = rows_of(true, 0, p.columns);
     CHECK(k->references(&launch, &a) == XD_OK);
     for (int mixture = 0; mixture <= (mixed ? 1 : 0); mixture++) {
-        a.offsets = offsets;
-        for (a.shard = 0; a.shard < shards; a.shard++) run_shard(k, &launch, &a, mixture == 1, out);
-        a.shard = 0;
-        a.offsets = whole;
+        for (int shard = 0; shard < shards; shard++) {
+            a.vocab = place(offsets, shard, shards);
+            run_shard(k, &launch, &a, mixture == 1, out);
+        }
+        a.vocab = place(whole, 0, 1);
         a.all_mixtures = out->mixtures;
         CHECK((mixture ? k->mixture_combine(&launch, &a) : k->combine(&launch, &a)) == XD_OK);
     }

@@ -41,7 +41,7 @@ static void fixture_open(fixture *f, xd_reduction reduction) {
     desc.reduction = reduction;
     desc.cpu = xd_test_cpu();
     CHECK(xd_ctx_create(&desc, &f->ctx) == XD_OK);
-    CHECK(xd_vocab_create(f->ctx, NULL, 0, VOCAB, VOCAB, &f->vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
     for (int i = 0; i < ROWS * WIDTH; i++) {
         f->student[i] = (float)(3.0 * uniform(&state));
         f->teacher[i] = (float)(3.0 * uniform(&state));

@@ -96,7 +96,7 @@ static void call_topk_kl(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     for (int i = 0; i < 3; i++) {
         xd_topk_desc d;
         xd_loss_values values;
-        double log_probs[ROWS * K];
+        float log_probs[ROWS * K];
         memset(&d, 0, sizeof d);
         memset(&values, 0, sizeof values);
         d.student = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
@@ -121,13 +121,13 @@ static void call_selection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
                   y = rows_of(teacher16, XD_DTYPE_BF16, ROWS, COLUMNS);
     for (int i = 0; i < 2; i++) {
         const size_t n = (size_t)(ROWS * counts[i]);
-        double values[ROWS * K];
+        float values[ROWS * K];
         int64_t ids[ROWS * K];
         CHECK_EQ_INT(xd_vocab_topk(ctx, vocab, i ? y : x, counts[i], values, ids), XD_OK);
         keep(out, values, n * sizeof *values);
         keep(out, ids, n * sizeof *ids);
-        CHECK_EQ_INT(xd_vocab_topk_columns(ctx, vocab, i ? x : y, NULL, NULL, counts[i], ids, gradient),
-                     XD_OK);
+        const xd_vocab_topk_desc d = { vocab, i ? x : y, 1, NULL, NULL, counts[i] };
+        CHECK_EQ_INT(xd_vocab_topk_columns(ctx, &d, ids, gradient), XD_OK);
         keep(out, ids, (size_t)counts[i] * sizeof *ids);
         keep(out, gradient, COLUMNS * sizeof *gradient); /* the maxima of the columns */
     }
@@ -138,6 +138,7 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
                   w = rows_of(weights, XD_DTYPE_F32, ROWS, COLUMNS);
     const xd_rows to = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
     double numbers[ROWS];
+    float log_probs[ROWS];
     int64_t argmax[ROWS], ids[ROWS];
     for (int i = 0; i < ROWS; i++) ids[i] = i * 1000;
     CHECK_EQ_INT(xd_row_stats(ctx, vocab, x, 2.0, numbers, argmax), XD_OK);
@@ -147,8 +148,8 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     keep(out, gradient, sizeof gradient);
     CHECK_EQ_INT(xd_log_softmax_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
     keep(out, gradient, sizeof gradient);
-    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), numbers), XD_OK);
-    keep(out, numbers, sizeof numbers);
+    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), log_probs), XD_OK);
+    keep(out, log_probs, sizeof log_probs);
     CHECK_EQ_INT(
         xd_target_log_probs_backward(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), row_weight, to),
         XD_OK);
@@ -183,7 +184,7 @@ static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     memset(&d, 0, sizeof d);
     memset(&values, 0, sizeof values);
     memset(weight_gradient, 0, sizeof weight_gradient);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, HEAD_COLUMNS, HEAD_COLUMNS, &own), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
     d.student.hidden = rows_of(weights, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
     d.student.weight = rows_of(student, XD_DTYPE_F32, HEAD_COLUMNS, WIDTH);
     d.hidden_gradient = rows_of(hidden_gradient, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
@@ -413,7 +414,7 @@ static void run_call(int call, int threads, loop *own, xd_reduction reduction, x
                      sink *out) {
     xd_ctx *ctx = open_ctx(threads, own, reduction, level);
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     out->size = 0;
     memset(gradient, 0, sizeof gradient);
     memset(gradient16, 0, sizeof gradient16);
@@ -544,7 +545,7 @@ XD_TEST(nothing_is_allocated_after_the_first_calls) {
     const xd_ctx_desc desc = witnessed(&w, 3);
     fill();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, COLUMNS, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     xd_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);

@@ -213,7 +213,7 @@ static void run_problem(const problem *p, xd_cpu_level level, outcome *out) {
     memset(&t, 0, sizeof t);
     settings.cpu = level;
     CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
-    CHECK(xd_vocab_create(ctx, NULL, 0, p->vocab, p->vocab, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(ctx, NULL, p->vocab, &vocab) == XD_OK);
     d.student = t.student = rows_of(p, p->student, &owned[0]);
     d.teacher = t.teacher = rows_of(p, p->teacher, &owned[1]);
     d.common.gradient = rows_of(p, NULL, &owned[2]);
@@ -432,14 +432,14 @@ XD_TEST(top_k_losses_of_every_mode) {
 
 enum { SELECT_COLUMNS = 6000 };
 
-static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, double *values, int64_t *ids) {
+static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, float *values, int64_t *ids) {
     xd_ctx_desc settings;
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
     memset(&settings, 0, sizeof settings);
     settings.cpu = level;
     CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
-    CHECK(xd_vocab_create(ctx, NULL, 0, logits->cols, logits->cols, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(ctx, NULL, logits->cols, &vocab) == XD_OK);
     CHECK(xd_vocab_topk(ctx, vocab, *logits, k, values, ids) == XD_OK);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
@@ -447,7 +447,7 @@ static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, do
 
 static void select_everywhere(const float *data, int64_t columns, int64_t k, xd_dtype dtype) {
     static unsigned char memory[SELECT_COLUMNS * 4];
-    static double expected[SELECT_COLUMNS], values[SELECT_COLUMNS];
+    static float expected[SELECT_COLUMNS], values[SELECT_COLUMNS];
     static int64_t expected_ids[SELECT_COLUMNS], ids[SELECT_COLUMNS];
     const xd_rows rows = { memory, dtype, 1, columns, 0 };
     for (int64_t i = 0; i < columns; i++) xd_store_f64(memory, dtype, i, (double)data[i]);

@@ -40,7 +40,7 @@ static void fixture_open(fixture *f) {
     memset(&desc, 0, sizeof desc);
     desc.cpu = xd_test_cpu();
     CHECK(xd_ctx_create(&desc, &f->ctx) == XD_OK);
-    CHECK(xd_vocab_create(f->ctx, NULL, 0, VOCAB, VOCAB, &f->vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
     for (int i = 0; i < ROWS * VOCAB; i++) {
         f->student[i] = (float)(2.0 * uniform(&state));
         f->teacher[i] = (float)(2.0 * uniform(&state));
@@ -231,13 +231,14 @@ static void shard_columns(int rank, int64_t *begin, int64_t *end) {
 
 static xd_result selection_rank(xd_comm *world, void *argument) {
     static const int64_t labels[2] = { 2, 5 };
-    float *whole = (float *)argument, mine[2 * VOCAB], out[2 * VOCAB], importance[VOCAB];
+    float *whole = (float *)argument, mine[2 * VOCAB], out[2 * VOCAB], importance[2 * VOCAB];
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_vocab *vocab = NULL;
-    int64_t begin, end, ids[2 * 6], argmax[2], columns[6];
-    double values[2 * 6], log_sum[2], log_probs[2], accuracy = -1.0;
+    int64_t begin, end, ids[2 * 6], argmax[2], columns[2 * 6];
+    double log_sum[2], accuracy = -1.0;
+    float values[2 * 6], log_probs[2];
     shard_columns(xd_comm_rank(world), &begin, &end);
-    CHECK(xd_vocab_create(ctx, world, begin, end, VOCAB, &vocab) == XD_OK);
+    CHECK(xd_vocab_create(ctx, world, (xd_interval){ begin, end }, VOCAB, &vocab) == XD_OK);
     for (int r = 0; r < 2; r++)
         for (int64_t c = begin; c < end; c++) mine[r * (end - begin) + c - begin] = whole[r * VOCAB + c];
     const xd_rows rows = rows_of(mine, 2, end - begin);
@@ -253,7 +254,7 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
         double total = 0.0;
         for (int c = 0; c < VOCAB; c++) total += exp(2.0 * (double)whole[r * VOCAB + c]);
         CHECK_NEAR(log_sum[r], log(total), 1e-6); /* tiles are summed in f32 */
-        CHECK_NEAR(log_probs[r], 2.0 * (double)whole[r * VOCAB + labels[r]] - log(total), 1e-6);
+        CHECK_NEAR((double)log_probs[r], 2.0 * (double)whole[r * VOCAB + labels[r]] - log(total), 1e-6);
         for (int64_t c = begin; c < end; c++)
             CHECK_NEAR(out[r * (end - begin) + c - begin], 2.0 * (double)whole[r * VOCAB + c] - log(total),
                        1e-6);
@@ -265,10 +266,20 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     CHECK(xd_accuracy(ctx, vocab, rows, &positions, NULL, &accuracy) == XD_OK);
     CHECK_NEAR(accuracy, 0.5, 0);
     CHECK(xd_gather_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
-    CHECK(values[0] == (double)whole[2] && values[3] == (double)whole[VOCAB + 5]);
-    CHECK(xd_vocab_topk_columns(ctx, vocab, rows, NULL, NULL, 6, columns, importance) == XD_OK);
+    CHECK(values[0] == whole[2] && values[3] == whole[VOCAB + 5]);
+    xd_vocab_topk_desc choice = { vocab, rows, 0, NULL, NULL, 6 };
+    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
     static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
     for (int i = 0; i < 6; i++) CHECK_EQ_INT(columns[i], chosen[i]);
+    for (int64_t c = begin; c < end; c++) CHECK(importance[c - begin] == fmaxf(whole[c], whole[VOCAB + c]));
+    choice.sequences = 2; /* each row is a sequence, and chooses its own */
+    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
+    static const int64_t each[12] = { 0, 2, 4, 5, 9, 10, 0, 1, 2, 3, 4, 7 };
+    for (int i = 0; i < 12; i++) CHECK_EQ_INT(columns[i], each[i]);
+    CHECK(memcmp(importance, mine, (size_t)(2 * (end - begin)) * sizeof *mine) == 0);
+    choice.sequences = 3;
+    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, NULL) == XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "2 rows for 3 sequences"));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -350,13 +361,15 @@ static void counted_release(void *user, void *memory) {
 static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows, int64_t k) {
     enum { WIDE = 600, MANY = 6 };
     static float logits[MANY * WIDE], out[MANY * WIDE];
-    static double values[MANY * 40], log_sum_exp[MANY];
+    static float values[MANY * 40];
+    static double log_sum_exp[MANY];
     static int64_t ids[MANY * 40];
     const xd_rows x = { logits, XD_DTYPE_F32, rows, WIDE, 0 }, y = { out, XD_DTYPE_F32, rows, WIDE, 0 };
     for (int i = 0; i < MANY * WIDE; i++) logits[i] = (float)(i * 37 % 101);
     CHECK(xd_vocab_topk(ctx, vocab, x, k, values, ids) == XD_OK);
-    CHECK(values[0] == 100.0);
-    CHECK(xd_vocab_topk_columns(ctx, vocab, x, NULL, NULL, k, ids, NULL) == XD_OK);
+    CHECK(values[0] == 100.0f);
+    const xd_vocab_topk_desc choice = { vocab, x, 1, NULL, NULL, k };
+    CHECK(xd_vocab_topk_columns(ctx, &choice, ids, NULL) == XD_OK);
     CHECK(xd_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
     CHECK(xd_log_softmax(ctx, vocab, x, 0.0, y) == XD_OK);
     CHECK(xd_gather_columns(ctx, vocab, x, xd_ids_of(ids, XD_DTYPE_I64), k, 0, values) == XD_OK);
@@ -372,7 +385,7 @@ XD_TEST(the_same_calls_again_allocate_nothing) {
     desc.allocator.release = counted_release;
     desc.allocator.user = counts;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK(xd_vocab_create(ctx, NULL, 0, 600, 600, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(ctx, NULL, 600, &vocab) == XD_OK);
     select_and_normalise(ctx, vocab, 6, 40);
     const int before = counts[0];
     for (int i = 0; i < 5; i++) select_and_normalise(ctx, vocab, 6 - i, 40 - i);

@@ -29,7 +29,7 @@ struct shim {
     xd_loss_values *values;
     xd_gradient_norm *norm;
     int64_t rows, k; /* of a selection */
-    double *top;
+    float *top;
     int64_t *ids;
     char *swept; /* what a probe sweeps: the operation's largest array of its own */
     int64_t swept_bytes;
@@ -151,7 +151,7 @@ extern "C" shim *shim_select(int, int dtype, int64_t rows, int64_t cols, void *d
     s->loss.student = { data, (xd_dtype)dtype, rows, cols, 0 };
     s->rows = rows;
     s->k = k;
-    s->top = (double *)shim_room((size_t)(rows * k) * sizeof *s->top);
+    s->top = (float *)shim_room((size_t)(rows * k) * sizeof *s->top);
     s->ids = (int64_t *)shim_room((size_t)(rows * k) * sizeof *s->ids);
     return s;
 }

@@ -20,7 +20,7 @@ struct shim {
     xd_vocab *vocab;
     xd_loss_desc loss;
     int64_t k; /* selections */
-    double *top;
+    float *top;
     int64_t *ids;
     xd_param param; /* optimizer, average, norm */
     xd_optimizer *optimizer;
@@ -88,7 +88,7 @@ static void shim_sweeps(shim *s, void *data, int64_t bytes) {
 }
 
 static void shim_whole_vocab(shim *s, int64_t cols) {
-    s->result = xd_vocab_create(s->ctx, NULL, 0, cols, cols, &s->vocab);
+    s->result = xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab);
     shim_check(s);
 }
 
@@ -140,7 +140,7 @@ shim *shim_select(int threads, int dtype, int64_t rows, int64_t cols, void *data
     shim_whole_vocab(s, cols);
     s->loss.student = matrix;
     s->k = k;
-    s->top = (double *)malloc((size_t)(rows * k) * sizeof *s->top);
+    s->top = (float *)malloc((size_t)(rows * k) * sizeof *s->top);
     s->ids = (int64_t *)malloc((size_t)(rows * k) * sizeof *s->ids);
     if (!s->top || !s->ids) exit(2);
     return s;

@@ -21,8 +21,7 @@ typedef struct classifier {
     xd_vocab *vocab;
     void *workspace; /* on the device, like all below */
     size_t workspace_bytes;
-    xd_loss_values *values;
-    xd_status *status;
+    xd_loss_report *report;
 } classifier;
 
 static bool classifier_create(classifier *c, int rows, int vocabulary) {
@@ -31,13 +30,12 @@ static bool classifier_create(classifier *c, int rows, int vocabulary) {
     return xd_ctx_create(NULL, &c->ctx) == XD_OK && xd_cuda_create(c->ctx, NULL, &c->gpu) == XD_OK &&
            xd_vocab_create_even(c->ctx, NULL, vocabulary, &c->vocab) == XD_OK &&
            cudaMalloc((void **)&c->workspace, c->workspace_bytes) == cudaSuccess &&
-           cudaMalloc((void **)&c->values, sizeof *c->values) == cudaSuccess &&
-           cudaMalloc((void **)&c->status, sizeof *c->status) == cudaSuccess &&
-           cudaMemset(c->status, 0, sizeof *c->status) == cudaSuccess;
+           cudaMalloc((void **)&c->report, sizeof *c->report) == cudaSuccess &&
+           cudaMemset(c->report, 0, sizeof *c->report) == cudaSuccess;
 }
 
 static void classifier_destroy(classifier *c) {
-    cudaFree(c->status), cudaFree(c->values), cudaFree(c->workspace);
+    cudaFree(c->report), cudaFree(c->workspace);
     xd_vocab_destroy(c->vocab);
     xd_cuda_destroy(c->gpu);
     xd_ctx_destroy(c->ctx);
@@ -55,10 +53,10 @@ static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float 
     desc.hard_weight = 1.0;
     desc.common.row_loss = losses;
     desc.common.denominator_value = 1.0 / (double)dloss;
-    desc.common.status = c->status;
+    desc.common.status = &c->report->status;
     desc.common.workspace = c->workspace;
     desc.common.workspace_bytes = c->workspace_bytes;
-    return xd_loss(c->ctx, &desc, c->values) == XD_OK;
+    return xd_loss(c->ctx, &desc, &c->report->values) == XD_OK;
 }
 
 /* ---- the comparison ---- */
@@ -86,6 +84,7 @@ int main(void) {
     int targets[ROWS], *d_targets = NULL;
     float *d_logits = NULL, *d_losses = NULL;
     classifier c;
+    xd_loss_report report;
     const float dloss = 1.0f / ROWS;
     for (int i = 0; i < ROWS * P; i++) before[i] = 5.0f * sinf(0.37f * (float)i);
     for (int r = 0; r < ROWS; r++) targets[r] = (7 * r) % V;
@@ -95,7 +94,9 @@ int main(void) {
     cudaMemcpy(d_logits, before, sizeof before, cudaMemcpyHostToDevice);
     cudaMemcpy(d_targets, targets, sizeof targets, cudaMemcpyHostToDevice);
     const bool ok = classifier_create(&c, ROWS, V) &&
-                    fused_classifier(&c, d_logits, XD_DTYPE_F32, d_losses, dloss, d_targets, B, T, V, P, true, NULL);
+                    fused_classifier(&c, d_logits, XD_DTYPE_F32, d_losses, dloss, d_targets, B, T, V, P, true, NULL) &&
+                    xd_read(c.ctx, &report, c.report, sizeof report) == XD_OK &&
+                    xd_status_check(c.ctx, &report.status) == XD_OK;
     cudaMemcpy(after, d_logits, sizeof after, cudaMemcpyDeviceToHost);
     cudaMemcpy(losses, d_losses, sizeof losses, cudaMemcpyDeviceToHost);
     const double worst = ok ? worst_error(before, targets, dloss, losses, after) : HUGE_VAL;

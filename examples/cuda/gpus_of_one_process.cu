@@ -33,8 +33,7 @@ static double expected_loss(void) {
 typedef struct memory {
     float logits[POSITIONS * VOCABULARY];
     int64_t label[POSITIONS];
-    xd_loss_values values;
-    xd_status status;
+    xd_loss_report report;
 } memory;
 
 static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, double *loss) {
@@ -43,7 +42,7 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     const int64_t columns = info.end - info.begin;
     memory *start = (memory *)calloc(1, sizeof *start);
     xd_loss_desc desc = {};
-    xd_loss_values values;
+    xd_loss_report report;
     XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         start->label[t] = 100 * t;
@@ -56,10 +55,11 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     desc.common.labels.data = on_device->label;
     desc.vocab = vocab;
     desc.hard_weight = 1.0;
-    desc.common.status = &on_device->status;
-    XD_TRY(xd_loss(ctx, &desc, &on_device->values));
-    XD_TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
-    *loss = values.loss; /* the same on every rank */
+    desc.common.status = &on_device->report.status;
+    XD_TRY(xd_loss(ctx, &desc, &on_device->report.values));
+    XD_TRY(xd_read(ctx, &report, &on_device->report, sizeof report));
+    XD_TRY(xd_status_check(ctx, &report.status));
+    *loss = report.values.loss; /* the same on every rank */
     return XD_OK;
 }
 

@@ -18,8 +18,7 @@ enum { TOKENS = 16 * 128, VOCABULARY = 2048, LOGITS = TOKENS * VOCABULARY };
 typedef struct batch {
     float student[LOGITS], teacher[LOGITS];
     int64_t label[TOKENS];
-    xd_loss_values values;
-    xd_status status;
+    xd_loss_report report;
 } batch;
 
 static void fill(batch *b) {
@@ -40,10 +39,10 @@ static xd_result distill(xd_ctx *ctx, batch *b) {
     desc.common.labels.data = b->label;
     desc.soft_weight = 0.9;
     desc.hard_weight = 0.1;
-    desc.common.status = &b->status;
+    desc.common.status = &b->report.status;
     xd_result result = xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab);
     desc.vocab = vocab;
-    if (result == XD_OK) result = xd_loss(ctx, &desc, &b->values);
+    if (result == XD_OK) result = xd_loss(ctx, &desc, &b->report.values);
     xd_vocab_destroy(vocab);
     return result;
 }
@@ -78,7 +77,7 @@ int main(void) {
     xd_result result = distill(ctx, &host[0]);
     if (result == XD_OK) result = distill_on_gpu(ctx, &host[1], on_device);
     if (result != XD_OK) return fprintf(stderr, "%s\n", xd_last_error(ctx)->message), 1;
-    const xd_loss_values *cpu = &host[0].values, *gpu = &host[1].values;
+    const xd_loss_values *cpu = &host[0].report.values, *gpu = &host[1].report.values;
     const double off = difference(&host[0], &host[1]);
     printf("on the CPU %.7f = 0.9 * %.7f + 0.1 * %.7f; on the GPU %.7f; gradient off by %.1e of the largest\n",
            cpu->loss, cpu->soft, cpu->hard, gpu->loss, off);

@@ -17,14 +17,12 @@ enum { POSITIONS = 64, VOCABULARY = 4000 };
 int main(void) {
     const size_t count = (size_t)POSITIONS * VOCABULARY, bytes = count * sizeof(float);
     float *logits = (float *)malloc(2 * bytes), *device = NULL;
-    xd_loss_values *values = NULL, out;
-    xd_status *status = NULL;
+    xd_loss_report *report = NULL, out; /* values and status: one allocation, one read */
     for (size_t i = 0; i < 2 * count; i++) logits[i] = sinf(0.001f * (float)i) * (i < count ? 3.0f : 4.0f);
-    if (cudaMalloc((void **)&device, 2 * bytes) || cudaMalloc((void **)&values, sizeof *values) ||
-        cudaMalloc((void **)&status, sizeof *status))
+    if (cudaMalloc((void **)&device, 2 * bytes) || cudaMalloc((void **)&report, sizeof *report))
         return printf("there is no GPU, or no room on it\n"), 0;
     cudaMemcpy(device, logits, 2 * bytes, cudaMemcpyHostToDevice);
-    cudaMemset(status, 0, sizeof *status);
+    cudaMemset(report, 0, sizeof *report);
 
     xd_ctx *ctx = NULL;
     xd_cuda *gpu = NULL;
@@ -38,13 +36,14 @@ int main(void) {
     desc.soft_weight = 1.0;
     desc.temperature = 2.0;
     desc.vocab = vocab;
-    desc.common.status = status;
-    ok = ok && xd_loss(ctx, &desc, values) == XD_OK && xd_read(ctx, &out, values, sizeof out) == XD_OK;
-    if (ok) printf("KL over %d positions: %.6f nats\n", (int)POSITIONS, out.loss);
+    desc.common.status = &report->status;
+    ok = ok && xd_loss(ctx, &desc, &report->values) == XD_OK && xd_read(ctx, &out, report, sizeof out) == XD_OK;
+    ok = ok && xd_status_check(ctx, &out.status) == XD_OK; /* NaN among the logits would be named here */
+    if (ok) printf("KL over %d positions: %.6f nats\n", (int)POSITIONS, out.values.loss);
     if (!ok) printf("%s\n", xd_last_error(ctx)->message);
     xd_vocab_destroy(vocab);
     xd_cuda_destroy(gpu);
     xd_ctx_destroy(ctx);
-    cudaFree(status), cudaFree(values), cudaFree(device), free(logits);
+    cudaFree(report), cudaFree(device), free(logits);
     return ok ? 0 : 1;
 }

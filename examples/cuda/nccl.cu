@@ -41,14 +41,13 @@ static double best_loss(int ranks) {
 /* This rank's GPU memory. */
 typedef struct memory {
     float logits[VOCABULARY], gradient[VOCABULARY], teacher[VOCABULARY];
-    xd_loss_values values;
-    xd_status status;
+    xd_loss_report report;
 } memory;
 
 static xd_result train(xd_comm *world, xd_vocab *vocab, xd_optimizer *optimizer, memory *on_device, double *loss) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_loss_desc desc = {};
-    xd_loss_values values;
+    xd_loss_report report;
     desc.student = { on_device->logits, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.teacher = { on_device->teacher, XD_DTYPE_F32, 1, VOCABULARY, 0 };
     desc.common.gradient = { on_device->gradient, XD_DTYPE_F32, 1, VOCABULARY, 0 };
@@ -56,14 +55,15 @@ static xd_result train(xd_comm *world, xd_vocab *vocab, xd_optimizer *optimizer,
     desc.soft_weight = 1.0;
     desc.common.comm = world;
     desc.common.denominator_value = xd_comm_size(world);
-    desc.common.status = &on_device->status;
+    desc.common.status = &on_device->report.status;
     for (int step = 0; step < STEPS; step++) {
-        XD_TRY(xd_loss(ctx, &desc, &on_device->values));
+        XD_TRY(xd_loss(ctx, &desc, &on_device->report.values));
         XD_TRY(xd_all_reduce(world, on_device->gradient, on_device->gradient, VOCABULARY, XD_DTYPE_F32, XD_SUM));
         XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
     }
-    XD_TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
-    *loss = values.loss;
+    XD_TRY(xd_read(ctx, &report, &on_device->report, sizeof report));
+    XD_TRY(xd_status_check(ctx, &report.status));
+    *loss = report.values.loss;
     return XD_OK;
 }
 

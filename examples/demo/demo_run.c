@@ -75,8 +75,8 @@ static xd_result demo_make_mesh(demo_rank *r) {
 
 static xd_result demo_make_vocab(demo_rank *r, const nn_model *model, xd_vocab **out) {
     const nn_share *share = &model->share;
-    return xd_vocab_create(r->ctx, r->tp, share->vocab_begin, share->vocab_begin + share->vocab_count,
-                           model->config.vocab, out);
+    const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
+    return xd_vocab_create(r->ctx, r->tp, columns, model->config.vocab, out);
 }
 
 static xd_result demo_make_models(demo_rank *r) {

@@ -391,10 +391,10 @@ xd_result real_lesson_rank(xd_comm *world, void *lesson) {
     p.ctx = xd_comm_ctx(world);
     if (xd_comm_size(world) > 1) *(p.lesson->split_vocabulary ? &p.vocab : &p.rows) = world;
     xd_result result = xd_agree(world, real_pupil_create(&p));
+    const int64_t begin = p.model.share.vocab_begin;
+    const xd_interval columns = { begin, begin + p.model.share.vocab_count };
     if (result == XD_OK)
-        result = xd_vocab_create(p.ctx, p.vocab, p.model.share.vocab_begin,
-                                 p.model.share.vocab_begin + p.model.share.vocab_count,
-                                 p.lesson->student.vocab, &p.columns);
+        result = xd_vocab_create(p.ctx, p.vocab, columns, p.lesson->student.vocab, &p.columns);
     if (result == XD_OK) result = real_teach(&p);
     real_pupil_free(&p);
     return result;

@@ -17,7 +17,7 @@ static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.student.rows) return; /* with its whole team */
     const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
     xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
@@ -28,7 +28,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
     const bool empty = student.arg == INT64_MAX;
     const double nan = (double)NAN;
     ref[XD_LOSS_MAX] = student.broken ? nan : (double)student.max;
-    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.begin);
+    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.vocab.begin);
     ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
     if (soft)
         ref[XD_LOSS_TEACHER_AT_ARG] =
@@ -39,7 +39,7 @@ xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_loss_references_kernel<TEAM>, *a);
     })
@@ -70,7 +70,7 @@ static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, 
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
     xdi_cuda_loss_no_reference(ref);
-    for (int i = 0; i < a.shards; i++)
+    for (int i = 0; i < a.vocab.shards; i++)
         xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
 }
 
@@ -167,7 +167,7 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
         xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
         xdi_cuda_eight y = {};
@@ -182,8 +182,8 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
 /* TARGET of the shard that owns the label. */
 static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
     if (!xdi_cuda_loss_has_hard(a)) return 0.0;
-    const int64_t target = xd_id_at(a.labels, r) - a.begin;
-    if (target < 0 || target >= a.end - a.begin) return 0.0;
+    const int64_t target = xd_id_at(a.labels, r) - a.vocab.begin;
+    if (target < 0 || target >= a.vocab.end - a.vocab.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
     return max == -(double)INFINITY ? -(double)INFINITY : x - max;
 }
@@ -230,7 +230,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
 /* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
 #define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
     XDI_CUDA_TEAMS(                                                                                         \
-        (a)->end - (a)->begin, TEAM,                                                                        \
+        (a)->vocab.end - (a)->vocab.begin, TEAM,                                                            \
         { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
                           { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
                                             { __VA_ARGS__ }) }) })
@@ -252,7 +252,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
     const xd_fixed *all = static_cast<const xd_fixed *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
-        for (int shard = 0; shard < a.shards; shard++) {
+        for (int shard = 0; shard < a.vocab.shards; shard++) {
             const xd_fixed *part = all + shard * a.sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
@@ -291,10 +291,10 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
                                                  double *total) {
     const double *all = static_cast<const double *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
-        const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
+        const int64_t begin = a.vocab.offsets[i], end = a.vocab.offsets[i + 1];
         xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         if (label >= begin && label < end)
@@ -349,7 +349,7 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
     const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
-    if (label < 0 || label >= a.size) {
+    if (label < 0 || label >= a.vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -358,7 +358,7 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a.uniform_weight != 0.0)
-            row->hard += a.uniform_weight * ((double)a.size * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard += a.uniform_weight * ((double)a.vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
     if (row->finding == (int)XD_ROW_FINE &&
@@ -460,7 +460,7 @@ static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_sc
 template <bool FIXED, int TEAM>
 static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
 xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
     xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
@@ -492,7 +492,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
@@ -502,7 +502,7 @@ static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_ar
 static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_LOSS_MIXTURES + which;
         if (a.fixed) {
             exact.high += static_cast<const xd_fixed *>(a.all_mixtures)[at].high;
@@ -589,8 +589,8 @@ struct xdi_cuda_loss_column {
 static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_loss_args &a, int64_t r,
                                                                       int64_t id) {
     xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
-    if (id < a.begin || id >= a.end) return column;
-    column.at = id - a.begin;
+    if (id < a.vocab.begin || id >= a.vocab.end) return column;
+    column.at = id - a.vocab.begin;
     column.x = (double)xdi_cuda_element(a.student, r, column.at);
     if (a.teacher.data) column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
     return column;
@@ -603,7 +603,7 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
     const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
     double g = 0.0, soft = 0.0, student, teacher;
     if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.begin == xd_id_at(a.labels, r);
+        const bool target = column.at + a.vocab.begin == xd_id_at(a.labels, r);
         g = a.hard_weight *
             (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
     }
@@ -653,7 +653,7 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
         exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1);
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
-    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);
+    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.vocab.end - a.vocab.begin : 0);
     xdi_cuda_team_sync<TEAM>();
     XD_UNROLL
     for (int i = 0; i < 2; i++)

@@ -239,7 +239,7 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
-        const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
+        const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
@@ -336,7 +336,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_cluster_memory, memory, );
     const unsigned rank = xdi_cuda_cluster_rank(), blocks = xdi_cuda_cluster_size();
-    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.end - a.begin;
+    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.vocab.end - a.vocab.begin;
     const int64_t begin = (int64_t)rank * slice, width = a.gradient.data ? a.gradient.cols : 0;
     const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
     bool counts = a.row_scale[r] != 0.0;
@@ -408,10 +408,10 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const size_t column_bytes =
         xd_dtype_size(a->student.dtype) + (soft ? xd_dtype_size(a->teacher.dtype) : 0);
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     int64_t slice = 0;
     const bool reads = xdi_cuda_cluster_reads(a->student) && (!soft || xdi_cuda_cluster_reads(a->teacher));
-    const int blocks = a->shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
+    const int blocks = a->vocab.shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
                            ? xdi_cuda_cluster_of(xdi_cuda_of(launch->ctx), columns, column_bytes, &slice)
                            : 0;
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);

@@ -43,7 +43,7 @@ static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double 
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
                                                         const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
     xdi_cuda_eight y = {};
     xdi_cuda_see(x, c, columns, &t->student);
@@ -71,7 +71,7 @@ static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int
                                                       double *total) {
     const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const int64_t columns = a.end - a.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const int64_t columns = a.vocab.end - a.vocab.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of(a, 0.0, 0.0, 0.0);
     t.row.uniform = false;
@@ -95,7 +95,7 @@ static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
     const bool broken = t.student.broken || t.teacher.broken;
     ref[XD_LOSS_MAX] = t.student.broken ? (double)NAN : (double)t.student.max;
-    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.begin) : -1.0;
+    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.vocab.begin) : -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)at_arg : 0.0;
     ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : t.teacher.broken ? (double)NAN : (double)t.teacher.max;
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
@@ -136,7 +136,7 @@ xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
-    if (a.shards == 1) {
+    if (a.vocab.shards == 1) {
         xdi_cuda_loss_row_scalars<TEAM>(a, r, ref, total, counts);
         if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
     } else if (xdi_cuda_team_thread<TEAM>() == 0) {

@@ -6,7 +6,7 @@
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.logits.rows) return;
     const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
     const bool counts = !best.broken && best.max > -INFINITY;
@@ -24,14 +24,14 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     double *part = a.parts + r * XD_SOFTMAX_PARTS;
     part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
-    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.begin);
+    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.vocab.begin);
     part[XD_SOFTMAX_SUM] = totals.sum[0];
 }
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_softmax_stats_kernel<TEAM>, *a);
     })
@@ -44,14 +44,14 @@ xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_flat_index();
     double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
     if (r >= a.logits.rows) return;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
         const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
         if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
         max = part[XD_SOFTMAX_MAX];
         arg = part[XD_SOFTMAX_ARG];
     }
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
         if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
@@ -105,14 +105,14 @@ static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd
     *counts = true;
     if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) {
         double sum = 0.0;
-        for (int i = 0; i < a.shards; i++) sum += a.all[i * a.all_stride + r];
+        for (int i = 0; i < a.vocab.shards; i++) sum += a.all[i * a.all_stride + r];
         w.scale = (float)(sum / a.temperature);
     }
     if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
         const int64_t id = xd_id_at(a.ids, r);
-        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.size;
+        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.vocab.size;
         w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
-        w.id = id - a.begin;
+        w.id = id - a.vocab.begin;
     }
     return w;
 }
@@ -124,7 +124,7 @@ xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
     if (r >= a.logits.rows) return;
     bool counts;
     const xdi_cuda_softmax_line w = xdi_cuda_softmax_line_of<FORM>(a, r, &counts);
-    const int64_t columns = counts ? a.end - a.begin : 0;
+    const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0;
     const int64_t width =
         FORM == XDI_CUDA_SOFTMAX_LOGS ? columns : a.out.cols; /* gradients have zeros behind */
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
@@ -145,7 +145,7 @@ template <int FORM>
 static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
     })
@@ -156,7 +156,7 @@ static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_s
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
-    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.weights.rows) return;
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
@@ -171,7 +171,7 @@ xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
 static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
                                xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
     })
@@ -184,8 +184,8 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
-    const bool owned = id >= a.begin && id < a.end;
-    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
+    const bool owned = id >= a.vocab.begin && id < a.vocab.end;
+    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
 }
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -201,13 +201,16 @@ xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     double value = (double)NAN;
-    if (id >= 0 && id < a.size) {
+    if (id >= 0 && id < a.vocab.size) {
         int owner = 0;
-        while (id >= a.offsets[owner + 1]) owner++;
+        while (id >= a.vocab.offsets[owner + 1]) owner++;
         value = a.all[owner * a.all_stride + at];
         if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
     }
-    a.values[at] = value;
+    if (a.values_dtype == XD_DTYPE_F32)
+        static_cast<float *>(a.values)[at] = (float)value;
+    else
+        static_cast<double *>(a.values)[at] = value;
 }
 
 static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {

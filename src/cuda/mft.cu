@@ -22,8 +22,8 @@ static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows) return;
-    const int64_t label = xd_id_at(a.labels, r) - a.begin;
-    const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.end - a.begin;
+    const int64_t label = xd_id_at(a.labels, r) - a.vocab.begin;
+    const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.vocab.end - a.vocab.begin;
     double *sides = a.sides + r * XD_MFT_SIDES;
     sides[XD_MFT_STUDENT] = mine ? (double)xdi_cuda_element(a.student, r, label) : 0.0;
     sides[XD_MFT_TEACHER] = mine ? (double)xdi_cuda_element(a.teacher, r, label) : 0.0;
@@ -49,7 +49,7 @@ static __device__ inline double xdi_cuda_mft_entropy(double p) {
 /* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
@@ -134,8 +134,8 @@ struct xdi_cuda_mft_column {
 static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft_args &a, int64_t r,
                                                                     int64_t id) {
     xdi_cuda_mft_column column = { -1, 0.0, 0.0 };
-    if (id < a.begin || id >= a.end) return column;
-    column.at = id - a.begin;
+    if (id < a.vocab.begin || id >= a.vocab.end) return column;
+    column.at = id - a.vocab.begin;
     column.x = (double)xdi_cuda_element(a.student, r, column.at);
     column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
     return column;
@@ -147,7 +147,7 @@ static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
     const xd_loss_row &row = a.row[r];
     const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
     const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.begin == xd_id_at(a.labels, r);
+    const bool label = column.at + a.vocab.begin == xd_id_at(a.labels, r);
     const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
     if (a.terms.data)
         xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
@@ -186,7 +186,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
         exact[1] = xdi_cuda_mft_column_of(a, r, xd_id_at(a.labels, r));
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
-    xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.end - a.begin : 0);
+    xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.vocab.end - a.vocab.begin : 0);
     xdi_cuda_team_sync<TEAM>();
     XD_UNROLL
     for (int i = 0; i < 2; i++)
@@ -196,7 +196,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
 static xd_result xdi_cuda_mft_write(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_write_kernel<TEAM>, *a);
     })
@@ -221,7 +221,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
-    const int64_t columns = a.row_scale[r] != 0.0 ? a.end - a.begin : 0;
+    const int64_t columns = a.row_scale[r] != 0.0 ? a.vocab.end - a.vocab.begin : 0;
     const float student = xdi_cuda_mft_magnitude<TEAM>(a.student, r, columns);
     const float teacher = xdi_cuda_mft_magnitude<TEAM>(a.teacher, r, columns);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
@@ -232,7 +232,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_
 static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_largest_kernel<TEAM>, *a);
     })
@@ -243,7 +243,7 @@ static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_
                                                     int *exponent) {
     double largest = 0.0;
     *exponent = 0;
-    for (int i = 0; a.fixed && i < a.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
+    for (int i = 0; a.fixed && i < a.vocab.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
     if (!isfinite(largest)) return false;
     frexp(largest, exponent);
     return true;
@@ -253,7 +253,7 @@ template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, int64_t r, double x_scale,
                                                         double y_scale,
                                                         xdi_cuda_sums<XD_COSINE_SUMS, FIXED> *sums) {
-    const int64_t columns = a.end - a.begin;
+    const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns); /* 0 past the end */
         const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
@@ -296,7 +296,7 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
@@ -308,7 +308,7 @@ static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_arg
 static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
         if (a.fixed) {
             exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
@@ -366,7 +366,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
-    const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.end - a.begin : 0, width = a.gradient.cols;
+    const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.vocab.end - a.vocab.begin : 0, width = a.gradient.cols;
     double of_x, of_y;
     xdi_cuda_mft_slope(a, r, &of_x, &of_y);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
@@ -386,7 +386,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
 static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                xdi_cuda_mft_slopes_kernel<TEAM>, *a);
     })

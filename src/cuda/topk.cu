@@ -12,14 +12,14 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
     xdi_cuda_largest best = { 0.0f, 0, 0 };
-    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.end - a.begin);
+    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.vocab.end - a.vocab.begin);
     if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
 }
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_maxima_kernel<TEAM>, *a);
     })
@@ -36,14 +36,14 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
     const int64_t *ids = a.ids + r * a.k;
     int64_t n = 0;
     for (int64_t j = xdi_cuda_team_thread<TEAM>(); j < a.k; j += TEAM) {
-        const bool inside = counts && ids[j] >= a.begin && ids[j] < a.end;
+        const bool inside = counts && ids[j] >= a.vocab.begin && ids[j] < a.vocab.end;
         int64_t rank = 0;
-        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.begin) : 0.0;
+        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.vocab.begin) : 0.0;
         if (!inside) continue;
         n++;
         for (int64_t i = 0; i < a.k; i++)
-            rank += ids[i] >= a.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
-        a.order[r * a.k + rank] = ids[j] - a.begin;
+            rank += ids[i] >= a.vocab.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
+        a.order[r * a.k + rank] = ids[j] - a.vocab.begin;
     }
     n = xdi_cuda_team_reduce<TEAM>(n, (int64_t)0, xdi_cuda_add());
     xdi_cuda_team_sync<TEAM>();
@@ -53,7 +53,7 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
 template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
-    const int64_t columns = a.end - a.begin, *skipped = a.order + r * a.k;
+    const int64_t columns = a.vocab.end - a.vocab.begin, *skipped = a.order + r * a.k;
     const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
     const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
@@ -111,7 +111,7 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
@@ -124,7 +124,7 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
                                                         xd_topk_side *side) {
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
-    for (int i = 0; i < a.shards; i++)
+    for (int i = 0; i < a.vocab.shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
             const int64_t *part = a.all + i * a.all_stride + (r * XD_TOPK_SUMS + which) * 2;
             sum[which].high += part[0];
@@ -144,12 +144,12 @@ static __device__ inline double xdi_cuda_topk_part(const xd_topk_args &a, int sh
 static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, int64_t r,
                                                         xd_topk_side *side) {
     side->max = -(double)INFINITY;
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double max = xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX);
         if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (max > side->max) side->max = max;
     }
-    for (int i = 0; i < a.shards; i++) {
+    for (int i = 0; i < a.vocab.shards; i++) {
         const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
                      f = exp(shift);
         const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
@@ -166,9 +166,9 @@ static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, 
     int wrong = 0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
         int shard = 0;
-        if (ids[j] >= a.size) wrong = 1;
-        if (ids[j] < 0 || ids[j] >= a.size) continue;
-        while (ids[j] >= a.offsets[shard + 1]) shard++;
+        if (ids[j] >= a.vocab.size) wrong = 1;
+        if (ids[j] < 0 || ids[j] >= a.vocab.size) continue;
+        while (ids[j] >= a.vocab.offsets[shard + 1]) shard++;
         a.values[r * a.k + j] = __longlong_as_double(a.all[shard * a.all_stride + sums + r * a.k + j]);
         for (int64_t i = 0; i < j; i++)
             if (ids[i] == ids[j]) wrong = 1;
@@ -242,7 +242,7 @@ static __device__ inline double xdi_cuda_topk_mass(const xdi_cuda_topk_entries *
     return xdi_cuda_warp_sum(sum);
 }
 
-static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_kl_args &a, int64_t r,
                                                             xdi_cuda_topk_entries *e) {
     const double *values = a.values + r * a.k;
     const xd_topk_side side = a.side[r];
@@ -263,7 +263,7 @@ static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &
     e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
 }
 
-static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_args &a, int64_t r,
                                                             xdi_cuda_topk_entries *e) {
     const double *values = a.teacher_values + r * a.k;
     const double tau = a.teacher_temperature;
@@ -275,7 +275,7 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &
         whole = side.max / tau + log(inside + side.outside);
         outside = side.outside / (inside + side.outside);
     } else if (a.teacher_log) {
-        whole = (double)a.teacher_log[r];
+        whole = a.teacher_log[r];
     }
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
         XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
@@ -367,7 +367,7 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
     row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
 }
 
-static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a, int64_t r,
+static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args &a, int64_t r,
                                                            xdi_cuda_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
     double beta = a.beta;
@@ -397,7 +397,7 @@ static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entr
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
+xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
     if (r >= a.logits.rows) return;
     xd_topk_row row;
@@ -420,11 +420,11 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
     if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = e.s[j];
+        a.log_probs[r * a.k + j] = (float)e.s[j];
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 
-static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_kl_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
@@ -447,7 +447,7 @@ static __device__ inline float xdi_cuda_topk_outside_gradient(const xdi_cuda_top
 }
 
 template <int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_kl_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
     const xd_topk_row row = a.row[r];
@@ -460,7 +460,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
                                    (float)row.log,
                                    (float)(scale * row.outside),
                                    (float)(scale * row.entropy) };
-    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.end - a.begin : 0;
+    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.vocab.end - a.vocab.begin : 0;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < a.gradient.cols;
          c += XDI_CUDA_EIGHT * TEAM) {
         xdi_cuda_eight g = {};
@@ -475,15 +475,15 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
     xdi_cuda_team_sync<TEAM>(); /* the ids' columns are written again */
     for (int64_t j = xdi_cuda_team_thread<TEAM>(); counts && j < a.k; j += TEAM) {
         const int64_t id = a.ids[r * a.k + j];
-        if (id >= a.begin && id < a.end)
-            xdi_cuda_set_element(a.gradient, r, id - a.begin, (float)(scale * a.slots[r * a.k + j]));
+        if (id >= a.vocab.begin && id < a.vocab.end)
+            xdi_cuda_set_element(a.gradient, r, id - a.vocab.begin, (float)(scale * a.slots[r * a.k + j]));
     }
 }
 
-static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
                                xdi_cuda_topk_grad_kernel<TEAM>, *a);
     })
@@ -491,20 +491,19 @@ static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args 
 
 /* ---- entries: one thread an entry ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_args a) {
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_entries_args a) {
     const int64_t i = xdi_cuda_flat_index();
-    if (i >= a.logits.rows * a.k) return;
-    const bool absent = a.given_values && a.given_values[i] == -INFINITY;
-    const int64_t id = a.given_ids.data ? xd_id_at(a.given_ids, i) : 0;
-    if (a.given_ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
-    a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
+    if (i >= a.count) return;
+    const bool absent = a.values && a.values[i] == -INFINITY;
+    const int64_t id = a.ids.data ? xd_id_at(a.ids, i) : 0;
+    if (a.ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    a.entry_values[i] = a.values ? (double)a.values[i] : 0.0;
 }
 
-static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_entries_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
-                           *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_topk_entries_kernel, *a);
 }
 
 /* ---- loading ---- */

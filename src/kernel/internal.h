@@ -67,7 +67,7 @@ static inline double xdi_loss_minus(double x, double reference) {
 
 /* What a loss has, and how wide its shard is. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
-    return a->offsets[a->shard + 1] - a->offsets[a->shard];
+    return a->vocab.end - a->vocab.begin;
 }
 
 static inline bool xdi_loss_has_soft(const xd_loss_args *a) {

@@ -4,6 +4,15 @@
 #include "kernel/fixed.h"
 #include "kernel/types.h"
 
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end; /* global columns of this shard */
+    int64_t size;       /* columns of all shards */
+    int shard, shards;  /* this one among them, in rank order */
+    const int64_t
+        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
@@ -62,12 +71,10 @@ typedef struct xd_loss_row {
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
-    xd_rows teacher;          /* data NULL -> hard loss only */
-    xd_ids labels;            /* [rows] global; none -> soft loss only */
-    const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
-    int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
-    int shard, shards;        /* this shard */
+    xd_rows teacher;         /* data NULL -> hard loss only */
+    xd_ids labels;           /* [rows] global; none -> soft loss only */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
     double beta;

@@ -38,8 +38,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    int64_t begin, end;      /* global columns of this shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
     double weight;           /* of the loss in terms and gradient, tau^2 among it */

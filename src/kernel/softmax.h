@@ -1,7 +1,7 @@
 #ifndef XDI_KERNEL_SOFTMAX_H
 #define XDI_KERNEL_SOFTMAX_H
 
-#include "kernel/types.h"
+#include "kernel/loss.h"
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
  * and what follows from all shards' parts. */
@@ -12,9 +12,7 @@ enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
 /* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
 typedef struct xd_softmax_args {
     xd_rows logits;
-    int64_t begin, end, size; /* this shard's columns, and all shards' */
-    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
-    int shards;
+    xd_vocab_shard vocab;
     double temperature;
     double *parts;       /* [rows, words] of this shard */
     const double *all;   /* [shards][rows, words] */
@@ -23,9 +21,10 @@ typedef struct xd_softmax_args {
     int64_t *argmax;     /* [rows] or NULL */
     xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
-    double *values;      /* [rows, ids_count] */
-    const float *weight; /* [rows] */
-    xd_rows weights;     /* [rows, columns] */
+    void *values;          /* [rows, ids_count] */
+    xd_dtype values_dtype; /* F32 or F64 */
+    const float *weight;   /* [rows] */
+    xd_rows weights;       /* [rows, columns] */
     xd_rows out;
 } xd_softmax_args;
 

@@ -26,18 +26,16 @@ typedef struct xd_topk_row {
     int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
-/* Inputs and outputs of the top-k entries. */
+/* One side, student or teacher: what maxima, stats and merge read and write. */
 typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets; /* [shards + 1], in memory of the device */
-    int64_t begin, end, size;
-    int shard, shards;
+    xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
     bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] 0 -> the row is passed over */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
@@ -45,26 +43,42 @@ typedef struct xd_topk_args {
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
-    /* divergence and grad: values and side are the student's */
+} xd_topk_args;
+
+/* Both sides after the merge: what divergence and grad read and write. */
+typedef struct xd_topk_kl_args {
+    xd_rows logits;     /* the student's, and so are values and side */
+    const int64_t *ids; /* [rows, k] global; negative: no entry */
+    int64_t k;
+    xd_vocab_shard vocab;
+    double temperature;
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *values;             /* [rows, k] logits */
+    const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;     /* of the gradient, beside row_scale */
-    double *slots;     /* [rows, k] gradient at each id */
-    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
-    xd_topk_row *row;  /* [rows] */
+    double weight;    /* of the gradient, beside row_scale */
+    double *slots;    /* [rows, k] gradient at each id */
+    float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    xd_topk_row *row; /* [rows] */
     xd_rows gradient;
-    /* entries: what the caller gave, and where the kernels' form of it goes */
-    xd_ids given_ids;
-    const float *given_values; /* -infinity: the entry is absent */
-    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
+} xd_topk_kl_args;
+
+/* What the caller gave, and where the other entries' form of it goes. */
+typedef struct xd_topk_entries_args {
+    int64_t count;       /* of entries, rows k */
+    int64_t size;        /* of the vocabulary */
+    xd_ids ids;          /* [count]; none -> entry_ids is left alone */
+    const float *values; /* [count] -infinity: the entry is absent; NULL -> entry_values becomes 0 */
+    int64_t *entry_ids;  /* [count] absent: -1; negative or too large: size */
     double *entry_values;
-} xd_topk_args;
+} xd_topk_entries_args;
 
 /* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
  * with fewer columns are filled with -infinity and id -1. */
@@ -84,9 +98,9 @@ typedef struct xd_topk_kernels {
     xd_result (*maxima)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*stats)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*merge)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*divergence)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*grad)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*entries)(const xd_launch *launch, const xd_topk_args *args);
+    xd_result (*divergence)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*grad)(const xd_launch *launch, const xd_topk_kl_args *args);
+    xd_result (*entries)(const xd_launch *launch, const xd_topk_entries_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
     xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_topk_kernels;

@@ -105,6 +105,19 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
+/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+ *
+ *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
+ *     desc.common.status = &there->status;
+ *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
+ *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
+ *
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+typedef struct xd_loss_report {
+    xd_loss_values values;
+    xd_status status;
+} xd_loss_report;
+
 /* How far the student is from the teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */

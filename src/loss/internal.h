@@ -4,11 +4,14 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "loss/loss.h"
+#include "loss/topk.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
 /* vocab.c: the context it was made with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
+/* vocab.c: the same as xd_vocab_describe, as kernels take it. */
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -32,6 +35,17 @@ typedef struct xdi_topk_candidates {
 /* topk.c: the best of every shard, and the best of those. */
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                      const xdi_topk_candidates *c, double *values, int64_t *ids);
+
+/* topk.c: xd_vocab_topk whose values are double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids);
+/* softmax.c: the logit of each row at its id, as xd_gather_columns gives it, but double. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values);
+
+/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {

@@ -62,7 +62,7 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
 }
 
 static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
-    const double size = (double)a->size;
+    const double size = (double)a->vocab.size;
     const double mass = d->smoothing == XD_SMOOTHING_MEGATRON && d->label_smoothing > 0.0
                             ? d->label_smoothing * size / (size - 1.0)
                             : d->label_smoothing;
@@ -72,18 +72,12 @@ static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
 
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     const xd_loss_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_loss_args *a = &plan->args;
     memset(a, 0, sizeof *a);
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -98,7 +92,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
  * for the wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
-    const size_t ranks = (size_t)plan->args.shards;
+    const size_t ranks = (size_t)plan->args.vocab.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
@@ -145,7 +139,7 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
  * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = a->student.rows, shards = a->shards;
+    const int64_t rows = a->student.rows, shards = a->vocab.shards;
     const void *all;
     XD_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
                             XD_DTYPE_F64, &all));
@@ -172,7 +166,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
         XD_TRY(plan->kernels->loss.fused(launch, a));
-        return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
+        return a->vocab.shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
     XD_TRY(plan->kernels->loss.references(launch, a));
     if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
@@ -183,7 +177,7 @@ static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan)
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     XD_TRY(xdi_loss_partials(launch, plan));
-    if (!a->fixed && a->shards == 1 && plan->kernels->loss.fused) return XD_OK;
+    if (!a->fixed && a->vocab.shards == 1 && plan->kernels->loss.fused) return XD_OK;
     XD_TRY(plan->kernels->loss.combine(launch, a));
     if (a->teacher.data && a->divergence == XD_JSD) XD_TRY(xdi_loss_mixture(launch, plan));
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;

@@ -15,9 +15,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
-    a.begin = from->begin;
-    a.end = from->end;
-    a.shards = from->shards;
+    a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;
     a.fixed = from->fixed;
@@ -36,7 +34,7 @@ static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a)
 }
 
 static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) {
-    double *room = plan->all_partials + a->shards * a->student.rows * XD_MFT_SIDES;
+    double *room = plan->all_partials + a->vocab.shards * a->student.rows * XD_MFT_SIDES;
     return xdi_vocab_gather(plan->d.vocab, a->sums, room,
                             a->student.rows * XD_COSINE_SUMS * (a->fixed ? 2 : 1),
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);

@@ -17,14 +17,9 @@ typedef struct xdi_softmax_exchange {
 
 static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
                                   xd_softmax_args *a) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     memset(a, 0, sizeof *a);
     a->logits = *logits;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->offsets = info.device_offsets;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(vocab);
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
@@ -126,17 +121,25 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     return result;
 }
 
+/* What to pick of each row, and where to. */
+typedef struct xdi_softmax_pick {
+    xd_ids ids;
+    int64_t n, stride;
+    void *values;
+    xd_dtype dtype;
+} xdi_softmax_pick;
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
-                                     double *values) {
+                                     double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
     x.args.log_sum_exp = lse;
-    x.args.ids = ids;
-    x.args.ids_count = n;
-    x.args.ids_stride = stride;
-    x.args.values = values;
+    x.args.ids = pick->ids;
+    x.args.ids_count = pick->n;
+    x.args.ids_stride = pick->stride;
+    x.args.values = pick->values;
+    x.args.values_dtype = pick->dtype;
     if (result == XD_OK) result = x.kernels->softmax.pick(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
     if (result == XD_OK) result = x.kernels->softmax.take(&x.launch, &x.args);
@@ -145,7 +148,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 }
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values) {
+                                   int64_t ids_stride, float *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
@@ -154,14 +157,22 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
-    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
+    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
+}
+
+XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
+                                      double *values) {
+    const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64 };
+    return xdi_softmax_columns(ctx, vocab, logits, 0.0, NULL, &pick);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs) {
+                                     xd_ids ids, float *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
+    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32 };
+    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, &pick);
     xdi_call_memory_done(ctx, lse);
     return result;
 }

@@ -5,11 +5,12 @@
 #include "loss/vocab.h"
 #include "kernel/types.h"
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
- * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
- * memory. -infinity is a legal logit of probability
- * zero; NaN and +infinity spread to the row's results.
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
+ * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
+ * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
+ * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
+ * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
+ * row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
@@ -30,7 +31,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, double *log_probs);
+                                     xd_ids ids, float *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
@@ -41,7 +42,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, double *values);
+                                   int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also

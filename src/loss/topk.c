@@ -44,49 +44,102 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
-                               int64_t *ids) {
+/* `mine` is what this rank found so far. */
+static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                               xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
-    xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
-    if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
+    if (mine == XD_OK) mine = xdi_topk_prepare(ctx, vocab, logits, k, &c);
+    mine = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine);
+    if (mine == XD_OK) mine = xdi_topk_select(ctx, vocab, logits, k, &c, values, ids);
     xdi_call_memory_done(ctx, c.mine);
     xdi_call_memory_done(ctx, c.all);
+    return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                    double *values, int64_t *ids) {
+    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, ids);
+}
+
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
+                               int64_t *ids) {
+    const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
+    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
+    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
+    xd_result result =
+        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    xdi_call_memory_done(ctx, wide);
     return result;
 }
 
-/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
-static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                  const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
-                                  double *values, int64_t *ids) {
-    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    float *row = (float *)maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, logits, mask, maxima.cols, row));
-    if (comm && xd_comm_size(comm) > 1)
-        XD_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
-    XD_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
-    return kernels->sort_ids(&launch, ids, k);
+XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc) {
+    return desc->sequences ? desc->sequences : 1;
 }
 
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held) {
+    xd_rows rows = *all;
+    rows.rows = held;
+    rows.stride = all->stride ? all->stride : all->cols;
+    if (rows.data)
+        rows.data = (char *)rows.data + (size_t)(b * held * rows.stride) * xd_dtype_size(rows.dtype);
+    return rows;
+}
+
+/* Memory of a call. */
+typedef struct xdi_topk_columns {
+    xd_rows maxima; /* [1, V/tp] */
+    double *values; /* [k] */
+} xdi_topk_columns;
+
+static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
+    XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
+               "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
+    XD_REQUIRE(ctx, d->k >= 1 && d->k <= info.size, XD_ERROR_ARGUMENT,
+               "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)info.size);
+    c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
+    c->maxima =
+        xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
+    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+               (long long)columns);
+    return XD_OK;
+}
+
+/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
+static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b,
+                                     const xdi_topk_columns *c, int64_t *ids) {
+    const xd_row_kernels *kernels = &xd_ctx_kernels(ctx)->rows;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    float *row = (float *)c->maxima.data;
+    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    if (d->comm && xd_comm_size(d->comm) > 1)
+        XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
+    XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
+    return kernels->sort_ids(&launch, ids, d->k);
+}
+
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
-    xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
-    double *values = (double *)xdi_call_memory(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
-    maxima.data = xdi_call_memory(ctx, bytes + 1);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
-    if (result == XD_OK && !(maxima.data && values))
-        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
-    result = xdi_vocab_agree(info.tp, comm, result);
-    if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
-    if (result == XD_OK && importance)
-        result = memory->copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
-    xdi_call_memory_done(ctx, maxima.data);
-    xdi_call_memory_done(ctx, values);
+    xdi_topk_columns c;
+    memset(&c, 0, sizeof c);
+    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
+    xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
+        result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
+        if (result == XD_OK && importance)
+            result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
+                                  (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
+    }
+    xdi_call_memory_done(ctx, c.maxima.data);
+    xdi_call_memory_done(ctx, c.values);
     return result;
 }

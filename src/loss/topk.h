@@ -5,22 +5,31 @@
 #include "loss/loss.h"
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
- * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
-XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
+ * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
+ * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
- * (J).
+/* Which columns to choose for each sequence: the k whose largest logit over its counted positions is greatest (J). */
+typedef struct xd_vocab_topk_desc {
+    const xd_vocab *vocab; /* required */
+    xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
+    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
+    int64_t k;             /* required, 1 <= k <= V */
+} xd_vocab_topk_desc;
+
+/* The ids chosen.
  *
- *   mask        [T] 0 -> the position has no say; NULL -> all have
- *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
- *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *   ids         [B, k] ascending, the same on all ranks of both groups
+ *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                       const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
+ * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
+ * gives the logits too. */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
 /* What the teacher shipped for each id. */
@@ -39,8 +48,9 @@ typedef struct xd_topk_desc {
     xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
-    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
-    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
+    double values_temperature; /* of log-probabilities; 0 -> 1; must equal temperature */
+    const double
+        *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
@@ -48,9 +58,9 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
-    xd_loss_common common;     /* labels only say which rows count; row_loss has the temperature factor */
+    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
 /* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.

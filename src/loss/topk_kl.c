@@ -14,6 +14,7 @@ typedef struct xdi_topk_kl_plan {
     const xd_kernels *kernels;
     int threads; /* of the context: a CPU has as many rows at work */
     xd_topk_args student, teacher;
+    xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
@@ -78,22 +79,32 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     return xdi_reduction_check(ctx, in);
 }
 
-static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+/* What the two sides have in common. */
+static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     const xd_topk_desc *d = &plan->d;
-    const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_topk_args *a = &plan->student;
     memset(a, 0, sizeof *a);
     a->logits = d->student;
     a->k = d->k;
-    a->offsets = info.device_offsets;
-    a->begin = info.begin;
-    a->end = info.end;
-    a->size = info.size;
-    a->shard = info.rank;
-    a->shards = info.ranks;
+    a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
+    plan->teacher = *a;
+    plan->teacher.logits = d->teacher;
+    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+}
+
+static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    xd_topk_kl_args *a = &plan->both;
+    xdi_topk_kl_fill_sides(ctx, plan);
+    memset(a, 0, sizeof *a);
+    a->logits = d->student;
+    a->k = d->k;
+    a->vocab = plan->student.vocab;
+    a->temperature = d->temperature;
+    a->log_probs = d->student_log_probs;
     a->mode = d->mode;
     a->divergence = d->divergence;
     a->beta = d->beta;
@@ -101,9 +112,6 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
-    plan->teacher = *a;
-    plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
 /* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
@@ -111,19 +119,24 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
     plan->student.values = (double *)(void *)(plan->send + sums);
-    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
-    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->student.row_scale = plan->teacher.row_scale = plan->both.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->both.ids = plan->ids;
     plan->teacher.order = plan->student.order;
+    plan->both.values = plan->student.values;
+    plan->both.side = plan->student.side;
+    plan->both.teacher_values = plan->teacher_values;
     if (!plan->d.teacher.data) return;
     plan->teacher.sums = plan->send + plan->side_words;
     plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    plan->both.teacher_values = plan->teacher.values;
+    plan->both.teacher_side = plan->teacher.side;
 }
 
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
-    const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
+    const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
@@ -159,10 +172,10 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->teacher.side = (xd_topk_side *)(void *)at[6];
     plan->ids = (int64_t *)(void *)at[7];
     plan->teacher_values = (double *)(void *)at[8];
-    plan->student.slots = (double *)(void *)at[9];
+    plan->both.slots = (double *)(void *)at[9];
     plan->student.order = (int64_t *)(void *)at[10];
-    plan->student.scratch = (double *)(void *)at[11];
-    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->both.scratch = (double *)(void *)at[11];
+    plan->both.row = (xd_topk_row *)(void *)at[12];
     plan->words = (int64_t *)(void *)at[13];
     plan->candidates.mine = (int64_t *)(void *)at[14];
     plan->candidates.all = plan->candidates.mine + candidates / word;
@@ -189,30 +202,25 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
     XD_TRY(plan->kernels->topk.merge(launch, &plan->student));
-    plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
         XD_TRY(plan->kernels->topk.merge(launch, &plan->teacher));
-        plan->student.teacher_values = plan->teacher.values;
-        plan->student.teacher_side = plan->teacher.side;
     }
-    plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels->topk.divergence(launch, &plan->student);
+    return plan->kernels->topk.divergence(launch, &plan->both);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
     const xd_topk_desc *d = &plan->d;
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_topk_args *a = &plan->student;
+    const xd_topk_kl_args *a = &plan->both;
+    const xd_topk_entries_args entries = {
+        d->student.rows * d->k, a->vocab.size, d->ids, d->values, plan->ids, plan->teacher_values
+    };
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
     if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
-    a->given_ids = d->ids;
-    a->given_values = d->values;
-    a->entry_ids = plan->ids;
-    a->entry_values = plan->teacher_values;
-    XD_TRY(plan->kernels->topk.entries(&launch, a));
+    XD_TRY(plan->kernels->topk.entries(&launch, &entries));
     XD_TRY(xdi_topk_kl_rows(&launch, plan));
     if (d->common.gradient.data) XD_TRY(plan->kernels->topk.grad(&launch, a));
     rows.topk_rows = a->row;

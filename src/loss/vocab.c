@@ -79,9 +79,9 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return vocab->memory->synchronize(&launch);
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size,
                                  xd_vocab **out) {
-    const int64_t mine[3] = { begin, end, size };
+    const int64_t mine[3] = { columns.begin, columns.end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
     xd_result result = all ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
@@ -100,7 +100,8 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
     const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
     const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
     const int64_t begin = rank * piece < size ? rank * piece : size;
-    return xd_vocab_create(ctx, tp, begin, begin + piece < size ? begin + piece : size, size, out);
+    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
+    return xd_vocab_create(ctx, tp, columns, size, out);
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
@@ -121,6 +122,14 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.offsets = vocab->offsets;
     info.device_offsets = vocab->device_offsets;
     return info;
+}
+
+XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_vocab_shard shard = {
+        info.begin, info.end, info.size, info.rank, info.ranks, info.device_offsets
+    };
+    return shard;
 }
 
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {

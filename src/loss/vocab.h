@@ -3,23 +3,23 @@
 
 #include "comm/collective.h"
 #include "kernel/types.h"
+#include "tensor/region.h"
 
 /* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
  * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
  * padding of the projection: they take no part, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
-/* Agrees on the columns [begin, end) of every rank.
+/* Agrees on the columns of every rank.
  *
- *   tp     the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   begin, end   global columns of this rank; begin == end is legal
- *   size   true columns over all ranks
+ *   tp       the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
+ *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
+ *   size     true columns over all ranks
  *
  * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
  * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
  * xd_vocab_destroy. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
-                                 xd_vocab **out);
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);

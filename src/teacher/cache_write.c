@@ -61,8 +61,7 @@ static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teac
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
-    if (!w->d.vocab)
-        XD_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    if (!w->d.vocab) XD_TRY(xd_vocab_create_even(w->ctx, NULL, w->d.vocabulary, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
@@ -235,10 +234,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XD_TRY(xdi_vocab_topk(w->ctx, w->vocab, &b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
+    XD_TRY(xdi_vocab_at_ids(w->ctx, w->vocab, &b->logits, xd_ids_of(b->next, XD_DTYPE_I32), r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);

@@ -2,7 +2,7 @@
 #define XDI_TEACHER_ROUTE_H
 
 #include "comm/collective.h"
-#include "loss/vocab.h"
+#include "loss/topk.h"
 #include "kernel/types.h"
 
 /* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
@@ -162,21 +162,17 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
  * when there is none, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
- * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
+/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the ids that xd_vocab_topk_columns
+ * gives, as xd_xtoken_loss chooses them, and the logits of those columns.
  *
- *   vocab   the teacher's vocabulary and its split
- *   logits  [B * held, V_t/tp] f32 or bf16
- *   mask    [B * held] 0 -> the position has no say; NULL -> all have
- *   comm    ranks that hold other positions of the same sequences; NULL -> none
+ *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
- * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
  * rank: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                      const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values);
 
 #endif

@@ -13,7 +13,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, x->d.vocab, z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -34,7 +34,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
         XD_TRY(xdi_xrows_lse(x, 1.0, w->lse_one));
-    XD_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, labels, 1, 1, w->log_probs));
+    XD_TRY(xdi_vocab_at_ids(x->ctx, d->vocab, &d->student, labels, w->log_probs));
     XD_TRY(xdi_xtoken_copy(x, h->argmax, w->argmax, bytes, XD_COPY_TO_HOST));
     XD_TRY(xdi_xtoken_copy(x, h->row_weight, w->lse_one, bytes, XD_COPY_TO_HOST));
     XD_TRY(xd_read(x->ctx, h->log_probs, w->log_probs, bytes));

@@ -256,7 +256,7 @@ static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
     xd_softmax_args s;
     memset(&s, 0, sizeof s);
-    s.end = s.size = x->side[which]->vocabulary;
+    s.vocab.end = s.vocab.size = x->side[which]->vocabulary;
     s.temperature = x->side[which]->temperature;
     for (int64_t i = first; i < first + count;) {
         const int64_t begin = x->here.chunks[i].begin[which];

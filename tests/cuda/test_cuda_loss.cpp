@@ -263,7 +263,7 @@ XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
             xd_loss_values values;
             xd_status status = {};
             xd_vocab *vocab = nullptr;
-            CHECK(xd_vocab_create(ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
+            CHECK(xd_vocab_create_even(ctx, nullptr, s.cols, &vocab) == XD_OK);
             xd_loss_desc d = {};
             d.student = rows_at(side ? dx.at<void>() : (void *)x.data(), 0, s.student, s);
             if (kind >= 0) d.teacher = rows_at(side ? dy.at<void>() : (void *)y.data(), 0, s.teacher, s);
@@ -294,39 +294,45 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     const std::vector<unsigned char> first = logits(s.student, s, &random),
                                      second = logits(s.student, s, &random);
     const std::vector<int64_t> labels(4, 17);
-    Device x(first), l(labels), g(first), status(std::vector<xd_status>(1)),
-        out(std::vector<xd_loss_values>(1));
+    Device x(first), l(labels), g(first), out(std::vector<xd_loss_report>(1));
+    xd_loss_report *report = out.at<xd_loss_report>(), replayed, again; /* one allocation, one read */
     xd_vocab *vocab = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
     xd_loss_desc d = {};
     d.student = rows_at(x.at<void>(), 0, s.student, s);
     d.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
     d.common.labels.data = l.at<int64_t>();
     d.vocab = vocab;
     d.hard_weight = 1.0;
-    d.common.status = status.at<xd_status>();
+    d.common.status = &report->status;
     d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
     Device workspace(std::vector<unsigned char>(d.common.workspace_bytes));
     d.common.workspace = workspace.at<void>();
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
+    CHECK(xd_loss(gpu.ctx, &d, &report->values) == XD_OK);
     CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
     CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
     for (const std::vector<unsigned char> &data :
          { second, first }) { /* the graph reads what is there then */
         CHECK(cudaMemcpy(x.at<void>(), data.data(), data.size(), cudaMemcpyHostToDevice) == cudaSuccess);
         CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
-        gpu.wait();
-        const std::vector<xd_loss_values> replayed = out.host<xd_loss_values>();
+        CHECK(xd_read(gpu.ctx, &replayed, report, sizeof replayed) == XD_OK);
         const std::vector<unsigned char> gradient = g.host<unsigned char>();
-        CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
-        gpu.wait();
-        CHECK(replayed[0].loss > 1.0);
-        CHECK(replayed[0].loss == out.host<xd_loss_values>()[0].loss);
+        CHECK(xd_loss(gpu.ctx, &d, &report->values) == XD_OK);
+        CHECK(xd_read(gpu.ctx, &again, report, sizeof again) == XD_OK);
+        CHECK(xd_status_check(gpu.ctx, &again.status) == XD_OK);
+        CHECK(replayed.values.loss > 1.0 && replayed.values.counted == 4);
+        CHECK(memcmp(&replayed, &again, sizeof again) == 0);
         CHECK_SAME(gradient, g.host<unsigned char>());
     }
+    const float bad = NAN; /* of a row that counts: the same read says so */
+    CHECK(cudaMemcpy(d.student.data, &bad, sizeof bad, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
+    CHECK(xd_read(gpu.ctx, &again, report, sizeof again) == XD_OK);
+    CHECK(again.status.not_finite == 1 && again.status.first_row == 0);
+    CHECK_EQ_INT(xd_status_check(gpu.ctx, &again.status), XD_ERROR_DATA);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     xd_vocab_destroy(vocab);
@@ -374,12 +380,7 @@ static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
         a->student.cols = a->teacher.cols = a->gradient.cols = offsets[i + 1] - offsets[i];
         a->labels.data = l.at<int64_t>();
         a->row_scale = scale.at<double>();
-        a->offsets = cuts.at<int64_t>();
-        a->begin = offsets[i];
-        a->end = offsets[i + 1];
-        a->size = offsets[shards];
-        a->shard = (int)i;
-        a->shards = (int)shards;
+        a->vocab = { offsets[i], offsets[i + 1], offsets[shards], (int)i, (int)shards, cuts.at<int64_t>() };
         a->temperature = 1.4;
         a->divergence = divergence;
         a->beta = 0.6;
@@ -472,7 +473,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
     xd_ctx *ctx = gpu.ctx;
     xd_vocab *vocab = nullptr;
     const int64_t columns = w->columns(gpu.rank), begin = w->cuts[(size_t)gpu.rank];
-    CHECK(xd_vocab_create(ctx, world, begin, begin + columns, TP_COLS, &vocab) == XD_OK);
+    CHECK(xd_vocab_create(ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
     std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     {
         std::vector<float> topk(x);

@@ -139,7 +139,7 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     const Gpu gpu;
     Device x(std::vector<float>(8)), status(std::vector<xd_status>(1)), out(std::vector<xd_loss_values>(1));
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, 8, 8, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, 8, &vocab) == XD_OK);
     xd_mft_desc d = xd_mft_defaults();
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
     d.loss.common.labels.data = x.at<int64_t>();
@@ -172,7 +172,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
     const std::vector<int64_t> labels = { 3, 44, XD_IGNORE_INDEX, 20 };
     std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, world, begin, begin + columns, TP_COLS, &vocab) == XD_OK);
+    CHECK(xd_vocab_create(gpu.ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
     std::vector<float> terms(x.size());
     {
         const xd_device_ops *memory = &xd_ctx_kernels(gpu.ctx)->memory;
@@ -264,7 +264,7 @@ static void capture(bool cosine) {
     xd_vocab *vocab = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
     xd_mft_desc d = xd_mft_defaults();
     d.loss.student = rows_at(x.at<void>(), 0, s.student, s);
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);

@@ -37,11 +37,11 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
         for (int64_t j = 0; j < c.k; j++) values[(size_t)(3 * c.k + j)] = -INFINITY; /* no entry at all */
     }
     const size_t i = board.add(ids), v = board.add(values);
-    const size_t n = board.add(std::vector<float>((size_t)s.rows, 1.25f));
+    const size_t n = board.add(std::vector<double>((size_t)s.rows, 1.25));
     const xd_status none = {};
     const size_t status = board.add(&none, sizeof none), out = board.add(nullptr, sizeof(xd_loss_values));
     const size_t row_loss = board.add(nullptr, 3 * (size_t)s.rows * sizeof(float));
-    const size_t logs = board.add(nullptr, entries * sizeof(double));
+    const size_t logs = board.add(nullptr, entries * sizeof(float));
     const size_t work_bytes = 4096 + entries * 256 + (size_t)s.rows * 1024,
                  work = board.add(nullptr, work_bytes);
     const std::vector<unsigned char> after =
@@ -61,12 +61,12 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
             if (shipped) d.values = place<float>(at, v);
             if (c.teacher != 2) d.ids.data = place<int64_t>(at, i);
             if (c.teacher == 3) d.values_kind = XD_TOPK_LOGITS;
-            if (c.teacher == 3) d.log_normaliser = place<float>(at, n);
+            if (c.teacher == 3) d.log_normaliser = place<double>(at, n);
             d.common.status = place<xd_status>(at, status);
             d.common.row_loss = place<float>(at, row_loss);
             d.student_mass = d.common.row_loss + s.rows;
             d.teacher_mass = d.student_mass + s.rows;
-            d.student_log_probs = place<double>(at, logs);
+            d.student_log_probs = place<float>(at, logs);
             d.common.workspace = place<void>(at, work);
             d.common.workspace_bytes = work_bytes;
             CHECK(xd_topk_kl_loss(ctx, &d, place<xd_loss_values>(at, out)) == XD_OK);
@@ -77,7 +77,7 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
                tolerance_of(s.gradient));
     check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
                3 * s.rows, 5e-6);
-    check_near((const double *)(const void *)(a + logs), (const double *)(const void *)(b + logs),
+    check_near((const float *)(const void *)(a + logs), (const float *)(const void *)(b + logs),
                (int64_t)entries, 1e-6);
     check_near(&((const xd_loss_values *)(const void *)(a + out))->loss,
                &((const xd_loss_values *)(const void *)(b + out))->loss, 3, 5e-6);
@@ -132,18 +132,18 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
                     xd_store_f64(data.data(), s.student, i, random.below(2) ? -0.0 : HUGE_VAL);
             }
             Board board;
-            const size_t x = board.add(data), values = board.add(nullptr, (size_t)(s.rows * k) * 8);
+            const size_t x = board.add(data), values = board.add(nullptr, (size_t)(s.rows * k) * sizeof(float));
             const size_t ids = board.add(nullptr, (size_t)(s.rows * k) * 8),
                          columns = board.add(nullptr, (size_t)k * 8);
             const size_t importance = board.add(nullptr, (size_t)cols * sizeof(float));
             const std::vector<unsigned char> after =
                 pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
                     const xd_rows rows = rows_at(at, x, s.student, s);
-                    CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
+                    CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<float>(at, values),
                                         place<int64_t>(at, ids)) == XD_OK);
-                    CHECK(xd_vocab_topk_columns(ctx, vocab, rows, nullptr, nullptr, k,
-                                            place<int64_t>(at, columns),
-                                            place<float>(at, importance)) == XD_OK);
+                    const xd_vocab_topk_desc d = { vocab, rows, 1, nullptr, nullptr, k };
+                    CHECK(xd_vocab_topk_columns(ctx, &d, place<int64_t>(at, columns),
+                                                place<float>(at, importance)) == XD_OK);
                 });
             CHECK_SAME(after, board.bytes);
         }
@@ -193,23 +193,25 @@ XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
         Board board;
         const size_t x = board.add(data, 4), w = board.add(logits(XD_DTYPE_F32, s, &random), 4);
         const size_t out = board.add(nullptr, 3 * n, 4), l = board.add(labels), u = board.add(weight);
-        const size_t scalars = board.add(nullptr, 64 * sizeof(double)), argmax = board.add(nullptr, 64);
+        const size_t scalars = board.add(nullptr, 64 * sizeof(double)), argmax = board.add(nullptr, 64),
+                     floats = board.add(nullptr, 20 * sizeof(float));
         const std::vector<unsigned char> after =
             pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
                 const xd_rows logits_rows = rows_at(at, x, XD_DTYPE_F32, s);
                 xd_rows to[3] = { logits_rows, logits_rows, logits_rows };
                 for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
                 double *d = place<double>(at, scalars);
+                float *f = place<float>(at, floats);
                 const int64_t *ids = place<int64_t>(at, l);
                 const xd_positions p = { s.rows, { ids, XD_DTYPE_I64 }, false, 0, nullptr, nullptr };
                 CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
                 CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
                 CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
                                               to[1]) == XD_OK);
-                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), d + 10) == XD_OK);
+                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), f) == XD_OK);
                 CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), place<float>(at, u),
                                                    to[2]) == XD_OK);
-                CHECK(xd_gather_columns(ctx, vocab, logits_rows, xd_ids_of(ids, XD_DTYPE_I64), 1, 1, d + 20) == XD_OK);
+                CHECK(xd_gather_columns(ctx, vocab, logits_rows, xd_ids_of(ids, XD_DTYPE_I64), 1, 1, f + 10) == XD_OK);
                 CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
             });
         const unsigned char *a = after.data(), *b = board.bytes.data();
@@ -219,6 +221,7 @@ XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
                        1.0); /* of the weights: with one column nothing is left */
         check_near((const double *)(const void *)(a + scalars), (const double *)(const void *)(b + scalars),
                    64, 1e-6);
+        check_near((const float *)(const void *)(a + floats), (const float *)(const void *)(b + floats), 20, 1e-6);
         CHECK(memcmp(a + argmax, b + argmax, 4 * sizeof(int64_t)) == 0);
     }
 }

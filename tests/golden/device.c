@@ -238,7 +238,7 @@ xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_va
     d.common.row_weight =
         (const float *)golden_in(l, d.common.row_weight, rows * sizeof *d.common.row_weight);
     d.common.row_loss = (float *)golden_out(l, d.common.row_loss, rows * sizeof *d.common.row_loss);
-    d.student_log_probs = (double *)golden_out(l, d.student_log_probs, cells * sizeof *d.student_log_probs);
+    d.student_log_probs = (float *)golden_out(l, d.student_log_probs, cells * sizeof *d.student_log_probs);
     d.common.status = golden_status(l, &status);
     xd_loss_values *there = (xd_loss_values *)golden_out(l, out, sizeof *out);
     return golden_found(l, xd_topk_kl_loss(l->ctx, &d, there), &status);

@@ -229,7 +229,8 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     float *student = sharded_columns(part, job->student), *gradient = sharded_columns(part, job->student);
     float *values = sharded_f32(part, job->values, job->k), *mask = sharded_f32(part, job->mask, 1);
     int64_t *ids = sharded_i64(part, job->ids, job->k);
-    double *log_probs = (double *)calloc((size_t)(part->rows * job->k + 1), sizeof *log_probs);
+    float *log_probs = (float *)calloc((size_t)(part->rows * job->k + 1), sizeof *log_probs);
+    double *wide = (double *)calloc((size_t)(part->rows * job->k + 1), sizeof *wide);
     double *entropy = (double *)calloc((size_t)part->rows + 1, sizeof *entropy);
     xd_loss_values loss;
     xd_topk_desc d;
@@ -247,7 +248,8 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     d.student_log_probs = log_probs;
     if (result == XD_OK) result = golden_topk_loss(part->loans, &d, &loss);
     if (result == XD_OK) result = topk_distill_entropy(part, d.student, entropy);
-    sharded_put(part, log_probs, job->k, job->log_probs);
+    for (int64_t i = 0; i < part->rows * job->k; i++) wide[i] = (double)log_probs[i];
+    sharded_put(part, wide, job->k, job->log_probs);
     sharded_put(part, entropy, 1, job->entropy);
     free(student);
     free(gradient);
@@ -255,6 +257,7 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     free(mask);
     free(ids);
     free(log_probs);
+    free(wide);
     free(entropy);
     return result;
 }
@@ -265,7 +268,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     float *out = (float *)golden_memory(c, (size_t)(rows * job->k + 1) * sizeof *out);
     xd_vocab *vocab = NULL;
     if (!golden_has(c, "out.teacher_topk_logprobs")) return;
-    if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, job->k, job->k, &vocab))) return;
+    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, job->k, &vocab))) return;
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
     const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));

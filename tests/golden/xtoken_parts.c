@@ -59,8 +59,17 @@ static bool parts_run(parts_case *p, sharded_body body) {
 }
 
 /* `values` [count], to be written by a call. */
-static double *doubles_out(const sharded_part *part, double *values, int64_t count) {
-    return (double *)golden_out(part->loans, values, (size_t)count * sizeof *values);
+static float *floats_out(const sharded_part *part, double *room, int64_t count) {
+    return (float *)golden_out(part->loans, room, (size_t)count * sizeof(float));
+}
+
+/* What lies at the beginning of the room as f32 becomes double, from the end on. */
+static void widen_in_place(double *room, int64_t count) {
+    for (int64_t i = count - 1; i >= 0; i--) {
+        float value;
+        memcpy(&value, (const char *)room + (size_t)i * sizeof value, sizeof value);
+        room[i] = (double)value;
+    }
 }
 
 static int64_t *ids_out(const sharded_part *part, int64_t *ids, int64_t count) {
@@ -100,7 +109,8 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     if (result == XD_OK)
         result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
                                                   xd_ids_of(ids_in(part, p->ids, p->n), XD_DTYPE_I64), p->n,
-                                                  0, doubles_out(part, values, part->rows * p->n)));
+                                                  0, floats_out(part, values, part->rows * p->n)));
+    widen_in_place(values, part->rows * p->n);
     sharded_put(part, values, p->n, p->values);
     if (result == XD_OK)
         result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
@@ -145,8 +155,9 @@ static xd_result topk_body(const sharded_part *part, void *user) {
     const xd_rows x = sharded_rows(part, logits);
     golden_loans *l = part->loans;
     xd_result result = golden_back(l, xd_vocab_topk(part->ctx, part->vocab, golden_rows_in(l, x), k,
-                                                    doubles_out(part, values, part->rows * k),
+                                                    floats_out(part, values, part->rows * k),
                                                     ids_out(part, best, part->rows * k)));
+    widen_in_place(values, part->rows * k);
     sharded_put(part, values, k, p->columns_out);
     if (result == XD_OK) to_doubles(best, part->rows * k, values);
     sharded_put(part, values, k, p->id_out);
@@ -154,7 +165,8 @@ static xd_result topk_body(const sharded_part *part, void *user) {
         result =
             golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
                                              xd_ids_of(ids_in(part, ids, part->rows * p->n), XD_DTYPE_I64),
-                                             p->n, p->n, doubles_out(part, values, part->rows * p->n)));
+                                             p->n, p->n, floats_out(part, values, part->rows * p->n)));
+    widen_in_place(values, part->rows * p->n);
     sharded_put(part, values, p->n, p->values);
     free(logits);
     free(ids);
@@ -192,12 +204,12 @@ static void select_run(golden_case *c) {
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
     golden_loans *l = golden_case_loans(c);
-    if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, p.width, p.width, &vocab))) return;
+    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, p.width, &vocab))) return;
     const xd_rows x = golden_rows_in(l, golden_rows(p.logits, p.rows, p.width));
     int64_t *ids_there = (int64_t *)golden_out(l, ids, (size_t)k * sizeof *ids);
     float *importance_there = (float *)golden_out(l, importance, (size_t)p.width * sizeof *importance);
-    if (golden_ok(c, golden_back(l, xd_vocab_topk_columns(golden_ctx(c), vocab, x, NULL, NULL, k, ids_there,
-                                                          importance_there)))) {
+    const xd_vocab_topk_desc d = { vocab, x, 1, NULL, NULL, k };
+    if (golden_ok(c, golden_back(l, xd_vocab_topk_columns(golden_ctx(c), &d, ids_there, importance_there)))) {
         to_doubles(ids, k, wide);
         golden_exact(c, "out.indices", wide, k);
         golden_exact(c, "out.importance", golden_widen(c, importance, XD_DTYPE_F32, p.width), p.width);
@@ -221,7 +233,8 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
     xd_result result =
         golden_back(l, xd_target_log_probs(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
                                            xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
-                                           doubles_out(part, values, part->rows)));
+                                           floats_out(part, values, part->rows)));
+    widen_in_place(values, part->rows);
     sharded_put(part, values, 1, p->row_out);
     const xd_rows over = golden_rows_out(l, x); /* the gradient lies over the logits */
     const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
@@ -328,7 +341,7 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     positions.count = p->rows;
     positions.labels = xd_ids_of(p->ids, XD_DTYPE_I64);
     positions.weights = mask;
-    if (!golden_ok(p->c, xd_vocab_create(golden_ctx(p->c), NULL, 0, p->width, p->width, &vocab))) return;
+    if (!golden_ok(p->c, xd_vocab_create_even(golden_ctx(p->c), NULL, p->width, &vocab))) return;
     if (golden_ok(p->c, golden_accuracy(golden_case_loans(p->c), vocab,
                                         golden_rows(p->logits, p->rows, p->width), &positions, &accuracy)))
         golden_within(p->c, "out.accuracy", &accuracy, 1, 1e-6);

@@ -16,7 +16,8 @@ typedef struct ids_results {
     xd_status status;
     xd_denominator denominator;
     float gradient[5][IDS_ROWS * IDS_WIDTH], row_loss[5][IDS_ROWS], weight_gradient[IDS_WIDTH * IDS_HIDDEN];
-    double log_probs[IDS_ROWS], picked[IDS_ROWS * IDS_K], shared[IDS_ROWS * IDS_K], accuracy;
+    float log_probs[IDS_ROWS], picked[IDS_ROWS * IDS_K], shared[IDS_ROWS * IDS_K];
+    double accuracy;
 } ids_results;
 
 /* Everything that the calls read and write, one block. */
@@ -167,7 +168,7 @@ static inline void ids_seen(const ids_memory *m) {
     CHECK(m->out.status.label_out_of_range > 0);
     CHECK(m->out.values[0].loss > 0.0 && m->out.values[3].hard > 0.0 && m->out.values[4].loss != 0.0);
     CHECK(m->out.denominator.positions == IDS_ROWS - 1 && m->out.accuracy > 0.0 && m->out.accuracy < 1.0);
-    CHECK(m->out.log_probs[0] < 0.0 && isnan(m->out.log_probs[4]) && m->out.picked[1] != 0.0);
+    CHECK(m->out.log_probs[0] < 0.0f && isnan(m->out.log_probs[4]) && m->out.picked[1] != 0.0f);
 }
 
 #endif

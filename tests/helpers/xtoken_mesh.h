@@ -101,8 +101,8 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     xd_result result = xd_comm_split(world, rank / job->tp, rank, &tp);
     if (result == XD_OK) result = xd_comm_split(world, d * job->tp + t, rank, &cp);
     if (result == XD_OK) result = xd_comm_split(world, t, rank, &data);
-    if (result == XD_OK)
-        result = xd_vocab_create(xd_comm_ctx(world), tp, m->begin, m->end, STUDENT_SIZE, &vocab);
+    const xd_interval columns = { m->begin, m->end };
+    if (result == XD_OK) result = xd_vocab_create(xd_comm_ctx(world), tp, columns, STUDENT_SIZE, &vocab);
     desc.student = desc.common.gradient = rows_of(m->student, m->students, m->end - m->begin);
     if (p->teacher_count > 1)
         desc.common.gradient.data = calloc((size_t)(STUDENT_ROWS * STUDENT_SIZE), sizeof(float));

@@ -252,7 +252,7 @@ static inline void parity_alone(xd_ctx *ctx, const parity *p, int64_t first, int
     for (int64_t i = 0; i < PARITY_TEACHER_LENGTH; i++) positions[i] = i;
     for (int64_t i = 0; i < count * length * size; i++)
         teacher[i] = parity_teacher(first + i / size / length, i / size % length, i % size);
-    CHECK(xd_vocab_create(ctx, NULL, 0, PARITY_STUDENT_SIZE, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(ctx, NULL, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
     memset(c, 0, sizeof *c);
     c->first = first;
     c->count = count;
@@ -324,11 +324,12 @@ static inline xd_result parity_open(xd_comm *world, const parity *p, parity_rank
     if (result == XD_OK) result = xd_comm_split(world, s->member ? s->d * sm->cp + s->c : -1, rank, &r->tp);
     if (result == XD_OK) result = xd_comm_split(world, s->member ? s->d * sm->tp + s->t : -1, rank, &r->cp);
     if (result == XD_OK) result = xd_comm_split(world, s->member ? s->t : -1, rank, &r->data);
+    const xd_interval theirs = { t->begin, t->end }, mine = { s->begin, s->end };
     if (result == XD_OK && t->member)
-        result = xd_vocab_create(xd_comm_ctx(world), r->teacher_tp, t->begin, t->end, parity_teacher_size(p),
+        result = xd_vocab_create(xd_comm_ctx(world), r->teacher_tp, theirs, parity_teacher_size(p),
                                  &r->teacher_vocab);
     if (result == XD_OK && s->member)
-        result = xd_vocab_create(xd_comm_ctx(world), r->tp, s->begin, s->end, PARITY_STUDENT_SIZE, &r->vocab);
+        result = xd_vocab_create(xd_comm_ctx(world), r->tp, mine, PARITY_STUDENT_SIZE, &r->vocab);
     memset(&d, 0, sizeof d);
     d.payload = p->payload;
     d.messages = p->messages;
@@ -380,8 +381,8 @@ static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, i
             if (b == dropped[k][0] && chunk == dropped[k][1]) mask[i] = 0;
     }
     const xd_rows rows = rows_of(values, count * t->held, PARITY_COLUMNS);
-    const xd_result result = xd_vocab_topk_gather(ctx, r->teacher_vocab, logits, count, mask, r->teacher_cp,
-                                                  PARITY_COLUMNS, ids, rows);
+    const xd_vocab_topk_desc d = { r->teacher_vocab, logits, count, mask, r->teacher_cp, PARITY_COLUMNS };
+    const xd_result result = xd_vocab_topk_gather(ctx, &d, ids, rows);
     return result == XD_OK ? xd_route_send(r->route, rows, ids) : result;
 }
 

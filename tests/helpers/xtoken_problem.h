@@ -165,7 +165,7 @@ typedef struct call {
 static inline void open_call(problem *p, call *c) {
     memset(c, 0, sizeof *c);
     c->d = p->settings;
-    CHECK(xd_vocab_create(p->ctx, NULL, 0, STUDENT_SIZE, STUDENT_SIZE, &c->vocab) == XD_OK);
+    CHECK(xd_vocab_create_even(p->ctx, NULL, STUDENT_SIZE, &c->vocab) == XD_OK);
     c->d.student = rows_of(p->student, STUDENT_ROWS, STUDENT_SIZE);
     c->d.vocab = c->vocab;
     c->d.sequences = SEQUENCES;

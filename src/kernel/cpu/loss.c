@@ -34,7 +34,7 @@ static void xdi_cpu_loss_references_rows(const xd_launch *launch, const void *ar
             continue;
         }
         ref[XD_LOSS_MAX] = xdi_loss_row_max(&a->student, r, columns, &arg);
-        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->offsets[a->shard]);
+        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
         ref[XD_LOSS_TEACHER_MAX] = 0.0;
         if (!xdi_loss_has_soft(a)) continue;
@@ -65,7 +65,7 @@ static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *r
     ref[XD_LOSS_ARG] = -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
@@ -132,7 +132,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->vocab.begin : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -190,7 +190,7 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     const xd_fixed *all = (const xd_fixed *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
-        for (int shard = 0; shard < a->shards; shard++) {
+        for (int shard = 0; shard < a->vocab.shards; shard++) {
             const xd_fixed *part = all + shard * a->sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
@@ -229,12 +229,12 @@ static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const dou
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
+        xdi_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
         const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
-        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+        if (label >= a->vocab.offsets[i] && label < a->vocab.offsets[i + 1])
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
@@ -283,7 +283,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
     const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
-    if (label < 0 || label >= a->offsets[a->shards]) {
+    if (label < 0 || label >= a->vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -296,8 +296,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a->uniform_weight != 0.0)
-            row->hard +=
-                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard += a->uniform_weight * ((double)a->vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
     if (row->finding == (int)XD_ROW_FINE &&
@@ -394,7 +393,7 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
 static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_LOSS_MIXTURES + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_mixtures)[at].high;
@@ -443,7 +442,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->vocab.begin;
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);

@@ -27,7 +27,7 @@ static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
 
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r) {
     const bool fine = xdi_mft_counts(a, r) && a->row[r].finding == (int)XD_ROW_FINE;
-    const int64_t columns = fine ? a->end - a->begin : 0;
+    const int64_t columns = fine ? a->vocab.end - a->vocab.begin : 0;
     xdi_mft_zero_from(&a->terms, r, columns);
     xdi_mft_zero_from(&a->gradient, r, columns);
     return columns;
@@ -39,8 +39,8 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = xd_id_at(a->labels, r) - a->begin;
-        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->vocab.begin;
+        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->vocab.end - a->vocab.begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
     }
@@ -77,7 +77,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     double x = 0.0, y = 0.0;
     xdi_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
@@ -104,7 +104,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == xd_id_at(a->labels, r);
+    const bool label = c + a->vocab.begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)
@@ -124,7 +124,7 @@ static void xdi_cpu_mft_write_rows(const xd_launch *launch, const void *args, in
 }
 
 static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_write_rows, a);
 }
 
 /* ---- cosine ---- */
@@ -144,21 +144,23 @@ static void xdi_cpu_mft_largest_rows(const xd_launch *launch, const void *args, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
+        const int64_t columns = xdi_mft_counts(a, r) ? a->vocab.end - a->vocab.begin : 0;
         sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
         sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
     }
 }
 
 static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_largest_rows,
+                           a);
 }
 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
     *exponent = 0;
-    for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
+    for (int i = 0; a->fixed && i < a->vocab.shards; i++)
+        largest = fmax(largest, xdi_mft_side(a, i, r, side));
     if (!isfinite(largest)) return false;
     frexp(largest, exponent);
     return true;
@@ -167,7 +169,7 @@ static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                     double y_scale, xdi_cosine_sums *sums) {
     (void)state;
-    for (int64_t c = 0; c < a->end - a->begin; c++) {
+    for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++) {
         const double x = xdi_loss_load(&a->student, r, c) * x_scale;
         const double y = xdi_loss_load(&a->teacher, r, c) * y_scale;
         const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
@@ -209,7 +211,8 @@ static void xdi_cosine_products_piece(const xd_launch *launch, const void *args,
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state) {
     const xdi_cosine_swept s = { a, sweep, state };
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cosine_products_piece, &s);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cosine_products_piece,
+                           &s);
 }
 
 static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -219,7 +222,7 @@ static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args
 static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
     double total = 0.0;
     xd_fixed exact = { 0, 0 };
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const int64_t at = (i * a->student.rows + r) * XD_COSINE_SUMS + which;
         if (a->fixed) {
             exact.high += ((const xd_fixed *)a->all_sums)[at].high;
@@ -282,7 +285,8 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_cpu_mft_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_cpu_mft_slopes_rows,
+                           a);
 }
 
 XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {

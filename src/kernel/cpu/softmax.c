@@ -7,13 +7,13 @@
 static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double *part = a->parts + r * XD_SOFTMAX_PARTS;
         int64_t arg;
         part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
-        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->begin);
+        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->vocab.begin);
         part[XD_SOFTMAX_SUM] = 0.0;
         for (int64_t c = 0; c < columns && part[XD_SOFTMAX_MAX] > -INFINITY; c++)
             part[XD_SOFTMAX_SUM] +=
@@ -22,7 +22,8 @@ static void xdi_cpu_softmax_stats_rows(const xd_launch *launch, const void *args
 }
 
 static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_stats_rows,
+                           a);
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
@@ -30,14 +31,14 @@ static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whol
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;
     whole[XD_SOFTMAX_SUM] = 0.0;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
         if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
         whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
         whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
         if (part[XD_SOFTMAX_MAX] > -INFINITY)
@@ -67,12 +68,13 @@ static void xdi_cpu_softmax_write_rows(const xd_launch *launch, const void *args
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++)
-        for (int64_t c = 0; c < a->end - a->begin; c++)
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
             xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
 }
 
 static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_softmax_write_rows,
+                           a);
 }
 
 static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
@@ -81,22 +83,24 @@ static void xdi_cpu_softmax_row_sums_rows(const xd_launch *launch, const void *a
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         a->parts[r] = 0.0;
-        for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
+        for (int64_t c = 0; c < a->vocab.end - a->vocab.begin; c++)
+            a->parts[r] += xdi_loss_load(&a->weights, r, c);
     }
 }
 
 static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->weights.rows, a->end - a->begin, xdi_cpu_softmax_row_sums_rows, a);
+    return xdi_spread_rows(launch, a->weights.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_row_sums_rows, a);
 }
 
 static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const void *args, int64_t begin,
                                                 int64_t end, int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const int64_t columns = a->end - a->begin;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double sum = 0.0;
-        for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
+        for (int i = 0; i < a->vocab.shards; i++) sum += a->all[i * a->all_stride + r];
         for (int64_t c = 0; c < columns; c++) {
             const double p = exp(xdi_softmax_log_prob(a, r, c));
             xdi_loss_store(&a->out, r, c, (xdi_loss_load(&a->weights, r, c) - p * sum) / a->temperature);
@@ -106,7 +110,8 @@ static void xdi_cpu_softmax_write_backward_rows(const xd_launch *launch, const v
 }
 
 static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_cpu_softmax_write_backward_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
+                           xdi_cpu_softmax_write_backward_rows, a);
 }
 
 static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -114,8 +119,8 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
-            const bool owned = id >= a->begin && id < a->end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
+            const bool owned = id >= a->vocab.begin && id < a->vocab.end;
+            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
         }
     return XD_OK;
 }
@@ -125,14 +130,14 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
-            int owner = 0;
-            if (id < 0 || id >= a->size) {
-                a->values[at] = (double)NAN;
-                continue;
+            double value = (double)NAN;
+            if (id >= 0 && id < a->vocab.size) {
+                int owner = 0;
+                while (id >= a->vocab.offsets[owner + 1]) owner++;
+                value = a->all[owner * a->all_stride + at];
+                if (a->log_sum_exp) value = value / a->temperature - a->log_sum_exp[r];
             }
-            while (id >= a->offsets[owner + 1]) owner++;
-            a->values[at] = a->all[owner * a->all_stride + at];
-            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+            xd_store_f64(a->values, a->values_dtype, at, value);
         }
     return XD_OK;
 }
@@ -143,10 +148,11 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const int64_t id = xd_id_at(a->ids, r);
-        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
-        const int64_t columns = counts ? a->end - a->begin : 0;
+        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->vocab.size;
+        const int64_t columns = counts ? a->vocab.end - a->vocab.begin : 0;
         for (int64_t c = 0; c < columns; c++) {
-            const double p = exp(xdi_softmax_log_prob(a, r, c)), target = c + a->begin == id ? 1.0 : 0.0;
+            const double p = exp(xdi_softmax_log_prob(a, r, c)),
+                         target = c + a->vocab.begin == id ? 1.0 : 0.0;
             xdi_loss_store(&a->out, r, c, (target - p) * (double)a->weight[r] / a->temperature);
         }
         for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
@@ -154,7 +160,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
 }
 
 static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin,
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 

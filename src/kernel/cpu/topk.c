@@ -9,7 +9,7 @@
 static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         int64_t unused;
@@ -18,8 +18,8 @@ static void xdi_cpu_topk_maxima_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_maxima_rows,
+                           a);
 }
 
 /* Shell sort: k is small and the ids mostly are no worse than random. */
@@ -67,7 +67,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
 /* The columns between the row's ids go to the sweep. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const int64_t *ids = a->ids + r * a->k;
     const int64_t inside = xdi_topk_order(ids, a->k, begin, end, order);
     int64_t next = 0;
@@ -114,7 +114,7 @@ static void xdi_topk_stats_piece(const xd_launch *launch, const void *args, int6
 
 XD_PRIVATE xd_result xdi_topk_stats_rows(const xd_launch *launch, const xd_topk_args *a, xdi_topk_sweep sweep,
                                          const void *state) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_topk_swept s = { a, sweep, state };
     return xdi_spread_rows(launch, a->logits.rows, columns, xdi_topk_stats_piece, &s);
 }
@@ -126,7 +126,7 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
-    for (int i = 0; i < a->shards; i++)
+    for (int i = 0; i < a->vocab.shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
             const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
             sum[which].high += part[0];
@@ -141,12 +141,12 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
 
 static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     side->max = -INFINITY;
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
-    for (int i = 0; i < a->shards; i++) {
+    for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
         if (!(f > 0.0)) continue;
@@ -158,7 +158,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
 /* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
-    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
     const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
     int64_t given = 0;
     int shard = 0;
@@ -166,7 +166,7 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     if (given != valid) side->finding = (int)XD_ROW_LABEL;
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
-        while (ids[j] >= a->offsets[shard + 1]) shard++;
+        while (ids[j] >= a->vocab.offsets[shard + 1]) shard++;
         memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
                sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
@@ -228,7 +228,7 @@ static double xdi_topk_mass(const double *logs, const int64_t *ids, int64_t k) {
     return sum;
 }
 
-static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_student_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->values + r * a->k;
     const xd_topk_side *side = a->side + r;
     double inside = 0.0;
@@ -249,7 +249,7 @@ static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_
     e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
 }
 
-static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
@@ -260,7 +260,7 @@ static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_
         whole = side->max / tau + log(inside + side->outside);
         outside = side->outside / (inside + side->outside);
     } else if (a->teacher_log) {
-        whole = (double)a->teacher_log[r];
+        whole = a->teacher_log[r];
     }
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
         e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
@@ -334,7 +334,8 @@ static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renor
     row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
 }
 
-static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_entries *e, xd_topk_row *row) {
+static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e,
+                                    xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
     double beta = a->beta;
     if (a->divergence == XD_KL_FORWARD) beta = 0.0;
@@ -363,7 +364,7 @@ static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
 
 static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     (void)launch;
     for (int64_t r = begin; r < end; r++) {
         xd_topk_row *row = a->row + r;
@@ -384,16 +385,16 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
             xdi_topk_divergence_row(a, r, &e, row);
         if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
-        if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
+        for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
 }
 
-static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_kl_args *a) {
     return xdi_spread_rows(launch, a->logits.rows, 4 * a->k, xdi_cpu_topk_divergence_rows, a);
 }
 
-static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+static void xdi_topk_grad_row(const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t begin = a->vocab.begin, end = a->vocab.end;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     for (int64_t c = begin; c < end; c++) {
@@ -413,8 +414,8 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
 
 static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
@@ -424,9 +425,8 @@ static void xdi_cpu_topk_grad_rows(const xd_launch *launch, const void *args, in
     }
 }
 
-static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_cpu_topk_grad_rows, a);
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_cpu_topk_grad_rows, a);
 }
 
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
@@ -486,13 +486,13 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
 }
 
 /* The ids as the other entries want them, and the teacher's values widened. */
-static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
-        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
-        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
-        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    for (int64_t i = 0; i < a->count; i++) {
+        const bool absent = a->values && a->values[i] == -INFINITY;
+        const int64_t id = a->ids.data ? xd_id_at(a->ids, i) : 0;
+        if (a->ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->values ? (double)a->values[i] : 0.0;
     }
     return XD_OK;
 }

@@ -226,7 +226,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
  * the plain kernels; no reference and no sum is then written. */
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
@@ -242,7 +242,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
-    reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+    reference[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
     if (soft) {
         reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
         reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
@@ -254,7 +254,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->vocab.begin : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -299,7 +299,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -313,7 +313,7 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
             continue;
         }
         one.references[XD_LOSS_MAX] = max;
-        one.references[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+        one.references[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
         one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
         one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
     }
@@ -405,7 +405,7 @@ static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, 
 
 static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    const int64_t columns = one->offsets[one->shard + 1] - one->offsets[one->shard];
+    const int64_t columns = one->vocab.end - one->vocab.begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     if (counts && xdi_fast_accepts(one, one->row))
         xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
@@ -542,7 +542,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
                                    const xd_loss_kernels *plain, const xd_loss_args *one,
                                    const xdi_fast_kept *kept, xdi_fast_path path) {
-    const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
+    const int64_t begin = one->vocab.begin, columns = one->vocab.end - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
     if (!counts || !xdi_fast_accepts(one, one->row)) {
@@ -587,7 +587,7 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;
-    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+    return soft && narrow && a->gradient.data && a->vocab.shards == 1 && a->divergence == XD_KL_FORWARD &&
            (!hard || shared);
 }
 
@@ -603,7 +603,7 @@ static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
                                xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
     const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
-    if (one->shards > 1) return;
+    if (one->vocab.shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;

@@ -53,7 +53,8 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
+                            (int64_t)a->row[r].argmax - a->vocab.begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;
@@ -85,7 +86,8 @@ static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, i
 }
 
 static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_write_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_write_rows,
+                           a);
 }
 
 /* ---- cosine ---- */
@@ -96,7 +98,7 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
+        const int64_t columns = a->row_scale[r] != 0.0 ? a->vocab.end - a->vocab.begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
         sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
         sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
@@ -104,7 +106,8 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_largest_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_largest_rows,
+                           a);
 }
 
 static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -112,9 +115,9 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
     const xdi_mft_level *level = (const xdi_mft_level *)state;
     const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
     if (a->fixed)
-        level->exact(x, y, a->end - a->begin, x_scale, y_scale, sums->exact);
+        level->exact(x, y, a->vocab.end - a->vocab.begin, x_scale, y_scale, sums->exact);
     else
-        level->products(x, y, a->end - a->begin, sums->plain);
+        level->products(x, y, a->vocab.end - a->vocab.begin, sums->plain);
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
@@ -136,7 +139,8 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->end - a->begin, xdi_mft_fast_slopes_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_slopes_rows,
+                           a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */

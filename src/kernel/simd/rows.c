@@ -44,10 +44,11 @@ static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum
 
 static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
+                          XDI_TILE_LOG2E / a->temperature, &sum))
         return false;
     part[XD_SOFTMAX_MAX] = sum.max;
-    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_fast_row_arg(&a->logits, r, &sum));
     part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
@@ -71,7 +72,8 @@ static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *arg
 static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_softmax_kernels_cpu()->stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->end - a->begin, xdi_fast_softmax_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_softmax_stats_rows,
+                           a);
 }
 
 /* What the entry was called with. */

@@ -8,7 +8,7 @@
 static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -19,8 +19,8 @@ static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args,
 }
 
 static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_maxima_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_maxima_rows,
+                           a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
@@ -43,7 +43,7 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
  * passed. */
 static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
-    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
     xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
     if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
@@ -61,7 +61,7 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
 /* False for rows of the plain kernel; nothing is then written but the order. */
 static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
     double sum = 0.0, moment = 0.0;
@@ -90,24 +90,19 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
 /* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
 static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
-    if (a->order) one.order = a->order + slot * a->k;
+    one.order = a->order + slot * a->k;
     one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
     one.logits.rows = 1;
-    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
     one.maxima = a->maxima + r;
     one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
     one.values = a->values + r * a->k;
-    if (a->slots) one.slots = a->slots + r * a->k;
-    if (a->row) one.row = a->row + r;
     return one;
 }
 
-static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
-    const bool gradient =
-        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
-    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+static bool xdi_fast_topk_dtype(const xd_rows *x) {
+    return x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
 static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -124,16 +119,16 @@ static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (!xdi_fast_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_stats_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_stats_rows,
+                           a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
+    const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_topk_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
@@ -155,8 +150,8 @@ static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t 
     if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
 }
 
-static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
-    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
+    const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     const double scale = a->weight * a->row_scale[r] / a->temperature;
@@ -168,11 +163,25 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
+/* The arguments as they would be with this row alone. */
+static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
+    xd_topk_kl_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.slots = a->slots + r * a->k;
+    one.row = a->row + r;
+    return one;
+}
+
 static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
-    const xd_topk_args *a = (const xd_topk_args *)args;
+    const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
@@ -181,16 +190,16 @@ static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, i
         } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
             xdi_fast_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+            const xd_topk_kl_args one = xdi_fast_topk_kl_row(a, r);
             plain->grad(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtypes(a)) return xd_topk_kernels_cpu()->grad(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->offsets[a->shard + 1] - a->offsets[a->shard],
-                           xdi_fast_topk_grad_rows, a);
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    if (!xdi_fast_topk_dtype(&a->logits) || !xdi_fast_topk_dtype(&a->gradient))
+        return xd_topk_kernels_cpu()->grad(launch, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */

@@ -144,7 +144,7 @@ build/examples/%: examples/%.c $(library) | build/examples
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 
-build/examples/12_from_cpp: examples/12_from_cpp.cpp xdistill.h | build/examples
+build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
 	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)

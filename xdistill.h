@@ -113,6 +113,13 @@
 #    endif
 #endif
 
+/* A function of the declarations that a GPU calls too. */
+#if defined(__CUDACC__)
+#    define XDI_ON_DEVICE __host__ __device__
+#else
+#    define XDI_ON_DEVICE
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
@@ -301,16 +308,31 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out);
 
 /* >>base/file */
 
-/* How a file is opened. */
+/* How a file is opened: one of the first three, with XD_FILE_DIRECT or without. */
 typedef enum xd_file_mode {
-    XD_FILE_READ = 1,
-    XD_FILE_WRITE_NEW /* create; fail when the name exists */
+    XD_FILE_READ = 1, /* a file that exists, to be read */
+    XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
+    XD_FILE_EXISTING =
+        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
+                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+    XD_FILE_DIRECT =
+        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
+                           * as the file goes; what a file system cannot do so goes the usual way */
 } xd_file_mode;
 
-/* Every file call the library makes. Each returns 0 on success or an errno value. Zero entries mean POSIX; tests
- * replace single entries to make each call fail. `file` is whatever open stored. */
+#define XD_FILE_ALIGNMENT 4096
+
+/* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
+ * `file` is whatever open stored.
+ *
+ * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
+ * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
+ * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
+ * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
+ * a writer that is aborted leaves its temporary file. The table grows at its end. */
 typedef struct xd_files {
-    int (*open)(void *user, const char *path, xd_file_mode mode, intptr_t *file);
+    int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
     int (*read)(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset); /* all or error */
     int (*write)(void *user, intptr_t file, const void *buffer, size_t bytes,
@@ -450,6 +472,13 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
+ * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+typedef struct xd_ids {
+    const void *data;
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+} xd_ids;
+
 /* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
  * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
 typedef struct xd_status {
@@ -467,6 +496,15 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
+
+/* Ids of a dtype: NULL is no ids. Pure. */
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
+
+/* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
+static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
+    return ids.dtype == XD_DTYPE_I32 ? (int64_t)((const int32_t *)ids.data)[i]
+                                     : ((const int64_t *)ids.data)[i];
+}
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
@@ -501,7 +539,7 @@ typedef struct xd_leaves {
  * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
-    const int64_t *labels; /* [count] or NULL */
+    xd_ids labels;         /* [count] or none */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;
     const uint8_t *mask;  /* [count] or NULL */
@@ -1278,7 +1316,7 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 /* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
  * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
-    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
+    xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
     const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
@@ -1304,8 +1342,9 @@ typedef struct xd_loss_common {
  *   out     in memory of the tensors' device
  *
  * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
- * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
- * not finite or too large; on a GPU the latter are seen in out->refused, and the losses find nothing counted. */
+ * split: weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
+ * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter are
+ * seen in out->refused, and the losses find nothing counted. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1319,17 +1358,19 @@ typedef struct xd_shift_desc {
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;  /* label of positions without one */
     xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
- * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
- * two ranks or none hold, with its number), MEMORY. */
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
+/* labels [B, held] for the positions held, of the dtype of desc->ids, which xd_loss_common.labels takes. All arrays are
+ * on the host, also beside a GPU. With comm: collective over it, one exchange of ids and positions, memory from the
+ * context's allocator; else local. Exact. Errors, with comm on every rank alike: ARGUMENT (a position outside the
+ * sequence, an ignore_index that labels of 32 bits cannot hold), DTYPE, SHAPE (a position that two ranks or none hold,
+ * with its number), MEMORY. */
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
 /* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
  * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
@@ -1477,7 +1518,7 @@ typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
     int64_t k;             /* required, 1 <= k <= V */
-    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
@@ -1562,18 +1603,18 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs);
+                                     xd_ids ids, double *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values);
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
@@ -2746,6 +2787,41 @@ typedef enum xd_xtoken_score {
     XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
 } xd_xtoken_score;
 
+/* What a teacher of kind PROJECTED has. */
+typedef struct xd_xtoken_projected {
+    /* Required; [V, V_t]. With a GPU one from xd_projection_upload: another is copied there in every call. */
+    const xd_projection *projection;
+    /* [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share the sequence: J
+     * was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k columns alone. Not with
+     * scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
+} xd_xtoken_projected;
+
+/* ... GOLD ... */
+typedef struct xd_xtoken_gold {
+    const xd_exact_map *map; /* required; relaxed: H-KL */
+} xd_xtoken_gold;
+
+/* ... CACHED, and LIKELIHOOD without logits: what a cache knows instead. Of the teacher's logits,
+ * `rows` alone is read, and data is NULL. */
+typedef struct xd_xtoken_cached {
+    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the desc's temperature */
+    const int64_t *positions;           /* [rows of logits] places in it; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const xd_projection
+        *projection; /* CACHED; as xd_xtoken_projected has it. NULL -> one vocabulary, M = 1 */
+} xd_xtoken_cached;
+
+/* ... and LIKELIHOOD. A chunk is summed over the positions that predict its tokens. Nobody predicts the first token of a sequence: where no
+ * start token stands before the text, mask the chunk it belongs to. */
+typedef struct xd_xtoken_likelihood {
+    xd_likelihood_form form;
+    const float
+        *target_log_probs; /* [rows of logits] of its next tokens; NULL -> from `cached.cache`, or else from
+                                      logits and labels */
+    const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
+} xd_xtoken_likelihood;
+
 /* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
  * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
 typedef struct xd_xtoken_teacher {
@@ -2757,35 +2833,21 @@ typedef struct xd_xtoken_teacher {
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
-                                        there in every call */
-    const xd_exact_map *map;         /* GOLD */
-    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
-     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
-    const int64_t *column_ids;
-    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
-                                        SAME: not used, D is token_denominator */
-    double weight;             /* omega_i, without a score; 0: it is left out */
-    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    xd_xtoken_projected projected;   /* PROJECTED */
+    xd_xtoken_gold gold;             /* GOLD */
+    xd_xtoken_cached cached;         /* CACHED, and LIKELIHOOD without logits */
+    xd_xtoken_likelihood likelihood; /* LIKELIHOOD */
+    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is the desc's */
+    double weight;                   /* omega_i, without a score; 0: it is left out */
+    xd_ids labels;             /* [rows of logits] its next tokens, for scores; SAME: none -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
-    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
-     * rank; CACHED needs it at the temperature of the desc. */
-    const xd_teacher_cache *cache;
-    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
-                                      or else from logits and labels */
-    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
-     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
-    xd_likelihood_form likelihood;
-    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
 typedef struct xd_xtoken_teacher_values {
-    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double kd;          /* KD_i times the scale, without its weight; 0 for a teacher not selected */
     double weight;      /* omega_i */
     double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
@@ -2796,7 +2858,7 @@ typedef struct xd_xtoken_teacher_values {
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
-    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
     double kd_weight;    /* what was used */
     double
         balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
@@ -2815,13 +2877,20 @@ typedef struct xd_xtoken_desc {
     const xd_vocab *vocab;      /* required; a projection has its size */
     int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
     xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
-    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    bool has_ignore_index;      /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;
-    const float *row_weight;  /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator; /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    /* As in the other losses, [rows], but in memory of the host (scale and denominator: there or here), and
+     *   labels       none -> no CE
+     *   mask         0 -> the row counts for neither CE nor SAME; chunks have a mask of their own
+     *   row_weight   of CE and SAME, includes the sample's
+     *   scale        multiplies loss and gradient, and kd and ce, the teachers' too, but no sums. Not finite: a
+     *                finding of row 0, and it counts as 0
+     *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
+     *   comm         data and sequence axes, sums run over it; NULL -> sequence_comm
+     *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
+     *                values only
+     *   row_loss     must be NULL: chunks have losses, rows do not
+     *   status       data errors are added here; NULL -> they are returned, on a GPU too */
+    xd_loss_common common;
     const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
     int teacher_count;
     xd_xtoken_mode mode;
@@ -2845,12 +2914,7 @@ typedef struct xd_xtoken_desc {
     /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
-    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
-                         separate and f32; data NULL -> values only */
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
-    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
-    void *workspace;                          /* NULL -> taken from the allocator for this call */
-    size_t workspace_bytes;
 } xd_xtoken_desc;
 
 /* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
@@ -3033,10 +3097,13 @@ typedef struct xd_optimizer_step_desc {
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema
-        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
-                         * bit. When it was created over the optimizer's own list it costs one pass over memory
-                         * instead of two. NULL -> none */
+    struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
+                                     * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
+                                     * The first that averages and was created over the optimizer's own list costs
+                                     * one pass over memory instead of two, so the order among them is open: an
+                                     * average of another one's shadows has a call of its own. NULL when there are
+                                     * none */
+    int average_count;
 } xd_optimizer_step_desc;
 
 /* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
@@ -3072,8 +3139,8 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
- * written then. */
+ * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
+ * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 
@@ -3107,9 +3174,9 @@ typedef struct xd_gradient_norm {
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
  *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
- * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
- * split.
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
+ * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
+ * every split.
  * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
@@ -4001,7 +4068,7 @@ typedef struct xd_loss_row {
 typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;          /* data NULL -> hard loss only */
-    const int64_t *labels;    /* [rows] global ids; NULL -> soft loss only */
+    xd_ids labels;            /* [rows] global; none -> soft loss only */
     const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
     int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
@@ -4103,7 +4170,7 @@ typedef struct xd_topk_args {
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
     /* entries: what the caller gave, and where the kernels' form of it goes */
-    const int64_t *given_ids;
+    xd_ids given_ids;
     const float *given_values; /* -infinity: the entry is absent */
     int64_t *entry_ids;        /* absent: -1; negative or too large: size */
     double *entry_values;
@@ -4172,7 +4239,7 @@ enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
 /* Inputs and outputs of the entries. */
 typedef struct xd_mft_args {
     xd_rows student, teacher;
-    const int64_t *labels;   /* [rows] global ids; minimal fine-tuning only */
+    xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     int64_t begin, end;      /* global columns of this shard */
     int shards;
@@ -4290,7 +4357,7 @@ typedef struct xd_softmax_args {
     int64_t all_stride;  /* elements from one shard to the next */
     double *log_sum_exp; /* [rows] or NULL */
     int64_t *argmax;     /* [rows] or NULL */
-    const int64_t *ids;  /* row r's are ids[r * ids_stride], ids_count of them */
+    xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
     double *values;      /* [rows, ids_count] */
     const float *weight; /* [rows] */
@@ -4318,8 +4385,8 @@ typedef struct xd_softmax_kernels {
     /* out = (one at the row's id - p) weight / tau; zero for ids outside, weight 0, columns past the shard's */
     xd_result (*write_target_backward)(const xd_launch *launch, const xd_softmax_args *args);
     /* hits[r] = the row's argmax is its label, and mask (NULL -> all) is not 0 */
-    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
-                      const uint8_t *mask, int64_t rows, uint8_t *hits);
+    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, xd_ids labels, const uint8_t *mask,
+                      int64_t rows, uint8_t *hits);
 } xd_softmax_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -4733,10 +4800,10 @@ typedef struct xd_xtoken_close_args {
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    const int64_t *labels; /* [rows of logits] or NULL: none is looked at */
-    bool entropy;          /* it is asked for */
-    bool fixed;            /* INVARIANT: as in xd_xtoken_gradient */
-    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    xd_ids labels;   /* [rows of logits] or none: none is looked at */
+    bool entropy;    /* it is asked for */
+    bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
+    double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
 
 /* Chosen columns of rows. */
@@ -4785,7 +4852,7 @@ typedef struct xd_xtoken_gradient {
     const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
-    const int64_t *labels; /* [rows of logits] */
+    xd_ids labels;    /* [rows of logits] */
     uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
     bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
 } xd_xtoken_gradient;
@@ -4949,7 +5016,7 @@ typedef struct xd_xtoken_kernels {
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void);
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 
 /* >>kernel/uld */
 
@@ -5055,7 +5122,7 @@ typedef struct xd_uld_kernels {
 } xd_uld_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
 /* >>kernel/kernels */
 
@@ -5360,6 +5427,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_likelihood_form XDISTILL_NO_XTOKEN_leaves_out_xd_likelihood_form
 #    define xd_xtoken_mode XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_mode
 #    define xd_xtoken_score XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_score
+#    define xd_xtoken_projected XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_projected
+#    define xd_xtoken_gold XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_gold
+#    define xd_xtoken_cached XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_cached
+#    define xd_xtoken_likelihood XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_likelihood
 #    define xd_xtoken_teacher XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher
 #    define xd_xtoken_teacher_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_teacher_values
 #    define xd_xtoken_values XDISTILL_NO_XTOKEN_leaves_out_xd_xtoken_values
@@ -5674,13 +5745,46 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int xdi_file_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
+/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_DIRECT)
+enum { XDI_FILE_DIRECT = O_DIRECT };
+#elif defined(__O_DIRECT)
+enum { XDI_FILE_DIRECT = __O_DIRECT };
+#else
+enum { XDI_FILE_DIRECT = 0 };
+#endif
+
+/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+static void xdi_file_set_direct(int descriptor, bool direct) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (flags >= 0)
+        (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
+}
+
+static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
-    const int flags = mode == XD_FILE_READ ? O_RDONLY : O_RDWR | O_CREAT | O_EXCL;
+    int flags = O_RDWR;
+    switch (mode & ~(unsigned)XD_FILE_DIRECT) {
+    case XD_FILE_READ: flags = O_RDONLY; break;
+    case XD_FILE_NEW: flags = O_RDWR | O_CREAT | O_EXCL; break;
+    case XD_FILE_EXISTING: break;
+    default: return EINVAL;
+    }
     const int descriptor = open(path, flags | O_CLOEXEC, 0666);
     if (descriptor < 0) return errno;
+    if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
+}
+
+/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
+ * offset or a size that its device cannot take: once, it goes on as any other file. */
+static bool xdi_file_again(int descriptor, bool *usual) {
+    if (errno == EINTR) return true;
+    if (errno != EINVAL || *usual) return false;
+    xdi_file_set_direct(descriptor, false);
+    *usual = true;
+    return true;
 }
 
 static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
@@ -5694,9 +5798,10 @@ static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
 static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     unsigned char *to = (unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t got = pread((int)file, to, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && xdi_file_again((int)file, &usual)) continue;
         if (got < 0) return errno;
         if (got == 0) return EIO;
         to += got;
@@ -5709,9 +5814,10 @@ static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, 
 static int xdi_file_write(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     const unsigned char *from = (const unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t put = pwrite((int)file, from, bytes, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && xdi_file_again((int)file, &usual)) continue;
         if (put < 0) return errno;
         from += put;
         offset += (uint64_t)put;
@@ -5776,9 +5882,10 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a caller's table. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
-    if (!files->open) files->open = xdi_file_open;
+    if (files->open) return; /* the caller's own files */
+    files->open = xdi_file_open;
     if (!files->size) files->size = xdi_file_size;
     if (!files->read) files->read = xdi_file_read;
     if (!files->write) files->write = xdi_file_write;
@@ -6118,6 +6225,10 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
                d->init_timeout_seconds);
     XD_REQUIRE(&nobody, d->threads >= 1 && d->threads <= XDI_THREADS, XD_ERROR_ARGUMENT,
                "%d threads: 1 to %d can be had", d->threads, (int)XDI_THREADS);
+    XD_REQUIRE(&nobody, d->files.size && d->files.read && d->files.close, XD_ERROR_ARGUMENT,
+               "the files have an open of their own, but no size, read or close");
+    XD_REQUIRE(&nobody, !d->files.map || d->files.unmap, XD_ERROR_ARGUMENT,
+               "the files have map, but no unmap");
     XD_REQUIRE(&nobody, xd_cpu_supports(d->cpu), XD_ERROR_UNSUPPORTED,
                "this machine or build has no level %s", xd_cpu_level_name(d->cpu));
     return XD_OK;
@@ -6673,7 +6784,7 @@ static int xdi_publish_open(xd_publish *p) {
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
         snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
-        error = files->open(files->user, p->temporary, XD_FILE_WRITE_NEW, &p->file);
+        error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
     }
     p->open = error == 0;
     return error;
@@ -6681,7 +6792,10 @@ static int xdi_publish_open(xd_publish *p) {
 
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
     const size_t length = strlen(path);
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
+    XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
@@ -6707,6 +6821,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
 
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
+               p->path);
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -6717,6 +6833,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');
+    if (!files->sync_directory) return 0;
     if (!slash) return files->sync_directory(files->user, ".");
     if (slash == p->path) return files->sync_directory(files->user, "/");
     *slash = '\0';
@@ -6729,7 +6846,7 @@ XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_ctx *ctx = p->ctx;
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const char *step = "sync";
-    int error = files->sync(files->user, p->file);
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
     if (error == 0) {
         step = "close";
         error = files->close(files->user, p->file);
@@ -6754,7 +6871,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0]) files->remove(files->user, p->temporary);
+    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
     xd_release(p->ctx, p);
 }
 
@@ -7572,6 +7689,12 @@ static inline float xdi_tile_of_key(uint32_t key) {
     return x;
 }
 
+/* The same ids from another one on. */
+static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
+    ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
+    return ids;
+}
+
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
@@ -7587,7 +7710,7 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 }
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
-    return a->labels && a->hard_weight != 0.0;
+    return a->labels.data && a->hard_weight != 0.0;
 }
 
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
@@ -8416,7 +8539,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -8517,9 +8640,9 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
-        const bool owner =
-            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
-        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
+        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
@@ -8566,7 +8689,8 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
-    if (a->labels && (a->labels[r] < 0 || a->labels[r] >= a->offsets[a->shards])) {
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
+    if (label < 0 || label >= a->offsets[a->shards]) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -8726,7 +8850,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
@@ -9257,8 +9381,8 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_arg
     (void)launch;
     for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
         const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
-        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
+        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
         a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
     }
     return XD_OK;
@@ -9283,7 +9407,8 @@ XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void) {
 
 static bool xdi_rows_count(const xd_positions *p, int64_t i) {
     if (p->mask && !p->mask[i]) return false;
-    return !p->labels || p->labels[i] != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+    return !p->labels.data ||
+           xd_id_at(p->labels, i) != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
 }
 
 static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
@@ -9359,7 +9484,8 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a->positions.labels[r] : a->loss_rows[r].max;
+        v.value =
+            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
     }
     return v;
 }
@@ -9615,7 +9741,7 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j];
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->begin && id < a->end;
             a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
         }
@@ -9626,7 +9752,7 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j], at = r * a->ids_count + j;
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
             int owner = 0;
             if (id < 0 || id >= a->size) {
                 a->values[at] = (double)NAN;
@@ -9644,7 +9770,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t id = a->ids[r];
+        const int64_t id = xd_id_at(a->ids, r);
         const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
         const int64_t columns = counts ? a->end - a->begin : 0;
         for (int64_t c = 0; c < columns; c++) {
@@ -9660,10 +9786,10 @@ static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, 
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
-static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                                       const uint8_t *mask, int64_t rows, uint8_t *hits) {
     (void)launch;
-    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == xd_id_at(labels, r) && (!mask || mask[r]);
     return XD_OK;
 }
 
@@ -9902,7 +10028,8 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, in
     const double first = to->written[row] || !to->ce_factor ? 0.0 : to->ce_factor[row] * to->ce_weight;
     const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
     double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
-    if (ce != 0.0) g += ce * (exp(z - to->lse_one[row]) - (v == to->labels[row] - x->first ? 1.0 : 0.0));
+    if (ce != 0.0)
+        g += ce * (exp(z - to->lse_one[row]) - (v == xd_id_at(to->labels, row) - x->first ? 1.0 : 0.0));
     if (f->dy) return g + p * (h - delta) / x->temperature;
     return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
 }
@@ -10075,7 +10202,7 @@ static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken
     const xd_xtoken_rows *x = &a->x;
     (void)launch;
     for (int64_t i = 0; i < x->count; i++) {
-        const int64_t row = x->rows[i], label = a->labels ? a->labels[row] : -1;
+        const int64_t row = x->rows[i], label = a->labels.data ? xd_id_at(a->labels, row) : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
         for (int64_t v = 0; v < x->columns; v++) {
             const double z = xdi_loss_load(&x->logits, row, v);
@@ -10512,47 +10639,29 @@ static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_x
     return XD_OK;
 }
 
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
-    xd_xtoken_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
-    kernels.matrix_bytes = xdi_cpu_xtoken_matrix_bytes;
-    kernels.project_scratch = xdi_cpu_xtoken_project_scratch;
-    kernels.pick_scratch = xdi_cpu_xtoken_pick_scratch;
-    kernels.prepare = xdi_cpu_xtoken_prepare;
-    kernels.project = xdi_cpu_xtoken_project;
-    kernels.target = xdi_cpu_xtoken_target;
-    kernels.divergence = xdi_cpu_xtoken_divergence;
-    kernels.delta = xdi_cpu_xtoken_delta;
-    kernels.row_deltas = xdi_cpu_xtoken_row_deltas;
-    kernels.log_probs = xdi_cpu_xtoken_log_probs;
-    kernels.pair = xdi_cpu_xtoken_pair;
-    kernels.tail = xdi_cpu_xtoken_tail;
-    kernels.merge = xdi_cpu_xtoken_merge;
-    kernels.total = xdi_cpu_xtoken_total;
-    kernels.close = xdi_cpu_xtoken_close;
-    kernels.moments = xdi_cpu_xtoken_moments;
-    kernels.pick = xdi_cpu_xtoken_pick;
-    kernels.compare = xdi_cpu_xtoken_compare;
-    kernels.slots = xdi_cpu_xtoken_slots;
-    kernels.list_project = xdi_cpu_xtoken_list_project;
-    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
-    kernels.list_delta = xdi_cpu_xtoken_list_delta;
-    kernels.list_bytes = xdi_cpu_xtoken_list_bytes;
-    kernels.project_gradient = xdi_cpu_xtoken_project_gradient;
-    kernels.mean_gradient = xdi_cpu_xtoken_mean_gradient;
-    kernels.pick_gradient = xdi_cpu_xtoken_pick_gradient;
-    kernels.list_gradient = xdi_cpu_xtoken_list_gradient;
-    kernels.label_gradient = xdi_cpu_xtoken_label_gradient;
-    kernels.rest_gradient = xdi_cpu_xtoken_rest_gradient;
-    kernels.chunk_sums = xdi_cpu_chunk_sums;
-    kernels.chunk_averages = xdi_cpu_chunk_averages;
-    kernels.chunk_spread = xdi_cpu_chunk_spread;
-    kernels.settle = xdi_cpu_xtoken_settle;
-    kernels.row_sums = xdi_cpu_xtoken_row_sums;
-    kernels.row_logs = xdi_cpu_xtoken_row_logs;
-    kernels.product = xdi_cpu_xtoken_product;
-    kernels.product_back = xdi_cpu_xtoken_product_back;
-    return kernels;
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
+    static const xd_xtoken_kernels kernels = {
+        xdi_cpu_xtoken_matrix_bytes,  xdi_cpu_xtoken_project_scratch,
+        xdi_cpu_xtoken_prepare,       xdi_cpu_xtoken_project,
+        xdi_cpu_xtoken_target,        xdi_cpu_xtoken_divergence,
+        xdi_cpu_xtoken_delta,         xdi_cpu_xtoken_row_deltas,
+        xdi_cpu_xtoken_log_probs,     xdi_cpu_xtoken_pair,
+        xdi_cpu_xtoken_tail,          xdi_cpu_xtoken_merge,
+        xdi_cpu_xtoken_total,         xdi_cpu_xtoken_close,
+        xdi_cpu_xtoken_moments,       xdi_cpu_xtoken_pick,
+        xdi_cpu_xtoken_compare,       xdi_cpu_xtoken_slots,
+        xdi_cpu_xtoken_list_project,  xdi_cpu_xtoken_list_divergence,
+        xdi_cpu_xtoken_list_delta,    xdi_cpu_xtoken_pick_scratch,
+        xdi_cpu_xtoken_list_bytes,    xdi_cpu_xtoken_project_gradient,
+        xdi_cpu_xtoken_mean_gradient, xdi_cpu_xtoken_pick_gradient,
+        xdi_cpu_xtoken_list_gradient, xdi_cpu_xtoken_label_gradient,
+        xdi_cpu_xtoken_rest_gradient, xdi_cpu_chunk_sums,
+        xdi_cpu_chunk_averages,       xdi_cpu_chunk_spread,
+        xdi_cpu_xtoken_settle,        xdi_cpu_xtoken_row_sums,
+        xdi_cpu_xtoken_row_logs,      xdi_cpu_xtoken_product,
+        xdi_cpu_xtoken_product_back,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/uld.c */
@@ -10848,15 +10957,12 @@ static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_arg
     return XD_OK;
 }
 
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void) {
-    xd_uld_kernels kernels;
-    kernels.merge = xdi_cpu_uld_merge;
-    kernels.sort = xdi_cpu_uld_sort;
-    kernels.compare = xdi_cpu_uld_compare;
-    kernels.gradient = xdi_cpu_uld_gradient;
-    kernels.jsd = xdi_cpu_jsd;
-    kernels.estimate = xdi_cpu_estimate;
-    return kernels;
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void) {
+    static const xd_uld_kernels kernels = {
+        xdi_cpu_uld_merge,    xdi_cpu_uld_sort, xdi_cpu_uld_compare,
+        xdi_cpu_uld_gradient, xdi_cpu_jsd,      xdi_cpu_estimate,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/mft.c */
@@ -10900,7 +11006,7 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = a->labels[r] - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->begin;
         const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
@@ -10945,7 +11051,8 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
     const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
+    const double mu =
+        xdi_mft_share(favourite, label, row->argmax == (double)xd_id_at(a->labels, r), a->threshold);
     row->mean = mu;
     row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
                 xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
@@ -10964,7 +11071,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == a->labels[r];
+    const bool label = c + a->begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)
@@ -15011,7 +15118,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
-    if (a->labels) one.labels = a->labels + r;
+    if (a->labels.data) one.labels = xdi_ids_from(a->labels, r);
     if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
     return one;
 }
@@ -15210,7 +15317,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const bool hard_loss = a->labels && a->hard_weight != 0.0;
+    const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
         soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
@@ -15237,7 +15344,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? a->labels[0] - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -15462,7 +15569,7 @@ static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradie
 
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                                   xdi_fast_path path) {
-    const bool hard = a->labels && a->hard_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
     xdi_tile_gradient g;
@@ -15490,7 +15597,7 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
 /* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
 static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_fast_kept *kept, bool streamed) {
-    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
     const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
     const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
     const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
@@ -15533,7 +15640,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
         return;
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
-    exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
+    exact[1] = xdi_fast_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
     xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
     if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
@@ -15566,7 +15673,7 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 /* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
  * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
 static bool xdi_fast_keeps(const xd_loss_args *a) {
-    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;
@@ -16088,7 +16195,7 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { a->labels[r] - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;
@@ -16501,9 +16608,9 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
 }
 
 static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter all = { NULL, false };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.project(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->project(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
         xdi_fast_group_tables(&g, a->scratch);
@@ -16511,7 +16618,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) XD_TRY(plain.project(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->project(launch, &one));
         }
         begin = g.end;
     }
@@ -16555,9 +16662,9 @@ static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *
 }
 
 static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter several = { a->chunks, true };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.delta(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->delta(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
         begin = g.end;
@@ -16568,7 +16675,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
             xd_xtoken_delta_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) XD_TRY(plain.delta(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->delta(launch, &one));
         }
     }
     return XD_OK;
@@ -16604,7 +16711,7 @@ static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
-    w->label = w->hard ? to->labels[row] - x->first : -1;
+    w->label = w->hard ? xd_id_at(to->labels, row) - x->first : -1;
     w->u = f->u;
     w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
@@ -16658,7 +16765,7 @@ static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
                                                   const xd_xtoken_project_gradient_args *a) {
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
     const xdi_fast_filter counted = { a->chunks, false };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu().project_gradient(launch, a);
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
     for (int64_t begin = 0; begin < a->to.x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
         begin = g.end;
@@ -16743,18 +16850,18 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
     const double tau = a->x.temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.target(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->target(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xdi_fast_pick(a, i);
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_fast_xtoken_one(&a->x, i);
         if (isnan(lse))
-            XD_TRY(plain.target(launch, &one));
+            XD_TRY(plain->target(launch, &one));
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
                                                 a->cells + a->x.places[i] * a->k);
@@ -16766,7 +16873,7 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_xtoken_rows *x = &a->x;
     const double factor = a->scale / x->temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu()->log_probs(launch, a);
     if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
     for (int64_t i = 0; i < x->count; i++) {
         const int64_t row = x->rows[i];
@@ -16835,8 +16942,8 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
 }
 
 static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed) return plain.divergence(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed) return plain->divergence(launch, a);
     for (int64_t i = 0; i < a->place_count; i++) {
         xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
@@ -16844,7 +16951,7 @@ static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xt
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XD_TRY(plain.divergence(launch, &one));
+            XD_TRY(plain->divergence(launch, &one));
     }
     return XD_OK;
 }
@@ -16902,7 +17009,7 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_fast_best best = { -INFINITY, -1 }, other = best;
-    if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t at = 0; at < a->pairs; at += tile) {
         const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
@@ -16938,7 +17045,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
 
 static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
         a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
     return XD_OK;
@@ -16951,7 +17058,7 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
                                  double *out) {
     const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    const int64_t label = a->labels ? a->labels[row] : -1;
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, row) : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
     if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
@@ -16970,14 +17077,14 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
 }
 
 static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.moments(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->moments(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xd_xtoken_moments_args one = *a;
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain->moments(launch, &one));
     }
     return XD_OK;
 }
@@ -17271,8 +17378,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->xtoken = xd_xtoken_kernels_cpu();
-    kernels->uld = xd_uld_kernels_cpu();
+    kernels->xtoken = *xd_xtoken_kernels_cpu();
+    kernels->uld = *xd_uld_kernels_cpu();
     kernels->loss = *xd_loss_kernels_cpu_plain();
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
@@ -17330,6 +17437,11 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
 
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns) {
     const xd_rows out = { (void *)(uintptr_t)data, dtype, rows, columns, columns };
+    return out;
+}
+
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
+    const xd_ids out = { data, dtype };
     return out;
 }
 
@@ -22814,25 +22926,50 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
+/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
+    XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
+               "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
+    for (int i = 0; i < d->average_count; i++) {
+        XD_REQUIRE(ctx, d->averages[i], XD_ERROR_ARGUMENT, "average %d of %d is NULL", i, d->average_count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
+                       "averages %d and %d are the same one", k, i);
+        XD_TRY(xdi_ema_unchanged(d->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                                xd_update_args *args) {
+    for (int i = 0; i < d->average_count; i++)
+        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
+    return -1;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
-    const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_status *status = desc ? desc->status : NULL;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
-    xd_ema *ema = desc ? desc->ema : NULL;
-    if (xdi_train_refused(optimizer->ctx, status)) {
+    xd_optimizer_step_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
+    if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
-    xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XD_TRY(xdi_ema_unchanged(ema));
-    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
+    XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
+    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
+                                                    : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
-    if (!ema) return XD_OK;
-    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
+    for (int i = 0; i < d.average_count; i++)
+        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
+                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+    return XD_OK;
 }
 
 
@@ -23872,7 +24009,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);
-    if (path) files->remove(files->user, path);
+    if (path && files->remove) files->remove(files->user, path);
     xd_release(w->ctx, path);
 }
 
@@ -29695,6 +29832,8 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
 /* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient);
+/* vocab.c: are these ids, or none, of a dtype that kernels read? */
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
 /* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
@@ -29928,6 +30067,13 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
+    const bool fits = ids->dtype == XD_DTYPE_NONE || ids->dtype == XD_DTYPE_I32 || ids->dtype == XD_DTYPE_I64;
+    XD_REQUIRE(ctx, !ids->data || fits, XD_ERROR_DTYPE, "%s are %s: I32 or I64 is needed", name,
+               xd_dtype_name(ids->dtype));
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient) {
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
@@ -29958,16 +30104,30 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 
 /* What a loss is divided by, counted over batches and ranks. */
 
+/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
+                                           int64_t *part) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
+    return checked;
+}
+
 /* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
 static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                      int64_t batch_count, int64_t *part) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels->rows.count(&launch, &batches[b], part));
+    xd_result counted = XD_OK;
+    for (int64_t b = 0; b < batch_count; b++) {
+        const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
+        if (counted == XD_OK) counted = result;
+    }
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
-    return XD_OK;
+    return counted;
 }
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
@@ -29990,14 +30150,22 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
 
 #include <string.h>
 
+static int64_t xdi_shift_ignored(const xd_shift_desc *d) {
+    return d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+}
+
 /* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
-static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
-    const int64_t fill = d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+static void xdi_shift_fill(const xd_shift_desc *d, xd_ids ids, const uint8_t *mask, void *labels) {
+    const int64_t fill = xdi_shift_ignored(d);
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t next = d->positions[i] + 1, at = b * d->length + next;
             const bool counts = next < d->length && (!mask || mask[at]);
-            labels[b * d->held + i] = counts ? ids[at] : fill;
+            const int64_t label = counts ? xd_id_at(ids, at) : fill;
+            if (d->ids.dtype == XD_DTYPE_I32)
+                ((int32_t *)labels)[b * d->held + i] = (int32_t)label;
+            else
+                ((int64_t *)labels)[b * d->held + i] = label;
         }
 }
 
@@ -30009,7 +30177,10 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
         XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
                    (long long)d->length);
-    return XD_OK;
+    const int64_t fill = xdi_shift_ignored(d);
+    XD_REQUIRE(ctx, d->ids.dtype != XD_DTYPE_I32 || fill == (int32_t)fill, XD_ERROR_ARGUMENT,
+               "ignore_index %lld does not fit into labels of 32 bits", (long long)fill);
+    return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
 /* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
@@ -30026,7 +30197,7 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t to = b * d->length + d->positions[i], from = b * d->held + i;
-            whole->ids[to] = d->ids[from];
+            whole->ids[to] = xd_id_at(d->ids, from);
             whole->mask[to] = !d->mask || d->mask[from] ? 1 : 0;
         }
 }
@@ -30040,7 +30211,7 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
     return XD_OK;
 }
 
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels) {
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
     const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
@@ -30065,7 +30236,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     if (result == XD_OK) {
         uint8_t *mask = (uint8_t *)whole.mask; /* narrowed in place: byte i is written after word i is read */
         for (int64_t i = 0; i < total; i++) mask[i] = whole.mask[i] != 0;
-        xdi_shift_fill(desc, whole.ids, mask, labels);
+        xdi_shift_fill(desc, xd_ids_of(whole.ids, XD_DTYPE_I64), mask, labels);
     }
     xd_release(ctx, whole.ids);
     return result;
@@ -30114,9 +30285,10 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
 /* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
  * are of. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, xdi_softmax_exchange *x) {
+                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
+    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
@@ -30150,7 +30322,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -30195,7 +30367,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     xdi_softmax_exchange x;
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -30210,10 +30382,10 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, const int64_t *ids, int64_t n,
-                                     int64_t stride, double *values) {
+                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
+                                     double *values) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = ids;
     x.args.ids_count = n;
@@ -30226,20 +30398,21 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values) {
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
+                   (long long)size);
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs) {
+                                     xd_ids ids, double *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
@@ -30248,12 +30421,13 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 }
 
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -30266,10 +30440,10 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XD_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XD_REQUIRE(ctx, positions->labels.data, XD_ERROR_ARGUMENT, "positions have no labels");
     XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
                (long long)positions->count, (long long)rows);
-    return XD_OK;
+    return xdi_vocab_check_ids(ctx, "labels", &positions->labels);
 }
 
 /* What accuracy needs: two denominators, then argmax and hits of every row. */
@@ -30350,6 +30524,7 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                "denominator %g must be finite and not negative", in->denominator_value);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &in->positions.labels));
     XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
@@ -30455,12 +30630,12 @@ static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
 
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XD_REQUIRE(ctx, d->common.labels || d->teacher.data, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data || d->teacher.data, XD_ERROR_ARGUMENT,
                "the loss has neither labels nor a teacher");
     XD_REQUIRE(ctx, d->hard_weight != 0.0 || d->soft_weight != 0.0, XD_ERROR_ARGUMENT,
                "no term of the loss has a weight: hard_weight is %g and soft_weight %g", d->hard_weight,
                d->soft_weight);
-    XD_REQUIRE(ctx, d->common.labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g without labels", d->hard_weight);
     XD_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                "soft_weight is %g without a teacher", d->soft_weight);
@@ -30969,7 +31144,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
         a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
     }
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
-    a->labels = p->loss.d.common.labels ? p->loss.d.common.labels + row : NULL;
+    if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
@@ -31111,7 +31286,7 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
     XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.common.labels || x->rows == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->loss.common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
                "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                "threshold %g is outside [0, 1]", d->threshold);
@@ -31318,7 +31493,7 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
     XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
                "give either the teacher's values at the ids or its logits");
     if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
-    XD_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    XD_REQUIRE(ctx, d->ids.data, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
     if (d->values_kind == XD_TOPK_LOG_PROBS)
         XD_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
@@ -31346,6 +31521,7 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
                (int)d->divergence, (int)d->mode);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_TRY(xdi_vocab_check_ids(ctx, "the teacher's ids", &d->ids));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
     if (d->common.gradient.data)
         XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
@@ -31401,7 +31577,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
-    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
                                ranks > 1 ? ranks * sent : 0,
@@ -31480,7 +31656,7 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     xd_topk_args *a = &plan->student;
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
-    if (!d->ids)
+    if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
     a->given_ids = d->ids;
     a->given_values = d->values;
@@ -34297,7 +34473,6 @@ typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
     double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
-    int64_t *labels;              /* [n] ids of the next tokens */
     xd_fixed *tail;               /* [n] */
     unsigned char *file;          /* [n] positions as the file has them */
 } xdi_cache_rows;
@@ -34465,9 +34640,9 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     size_t entries, bytes;
     memset(r, 0, sizeof *r);
     if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
-    void *blocks[8];
-    const size_t sizes[8] = { entries, entries, 8 * n, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
-    for (int i = 0; i < 8; i++) {
+    void *blocks[7];
+    const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
+    for (int i = 0; i < 7; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
         blocks[i] = arena->base ? arena->base + offset : NULL;
@@ -34477,9 +34652,8 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->lse = (double *)blocks[2];
     r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
     r->next = (double *)blocks[4];
-    r->labels = (int64_t *)blocks[5];
-    r->tail = (xd_fixed *)blocks[6];
-    r->file = (unsigned char *)blocks[7];
+    r->tail = (xd_fixed *)blocks[5];
+    r->file = (unsigned char *)blocks[6];
     return true;
 }
 
@@ -34500,11 +34674,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
     XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
@@ -36377,7 +36550,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.begin = info.begin;
     a.end = info.end;
     a.size = info.size;
-    a.ids = ids;
+    a.ids = xd_ids_of(ids, XD_DTYPE_I64);
     a.ids_count = c->k;
     a.parts = c->picked;
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
@@ -36569,7 +36742,7 @@ typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
     double *log_probs;     /* [rows] logits at the labels, then log-probabilities */
-    int64_t *labels;       /* [rows] where the device cannot read the caller's */
+    void *labels;          /* [rows] where the device cannot read the caller's */
     uint8_t *written;      /* [rows] the gradient has this row */
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
@@ -36584,7 +36757,7 @@ typedef struct xdi_xtoken_work {
     double *merged;                         /* GOLD: [2] */
     float *scratch;                         /* for the kernels */
     double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
-    int64_t *moment_labels;                 /* [moment rows] where the device cannot read the caller's */
+    void *moment_labels;                    /* [moment rows] where the device cannot read the caller's */
 } xdi_xtoken_work;
 
 /* One call. */
@@ -36602,6 +36775,7 @@ struct xdi_xtoken {
     size_t list_bytes;
     int64_t room; /* see work.cells */
     double token_denominator;
+    double factor; /* of loss and gradient: the caller's scale */
     double kd_weight, ce_weight;
     xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
     void *host_memory, *list_memory, *work_memory; /* to be released */
@@ -36705,8 +36879,8 @@ XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
 /* Labels of the caller where kernels can read them: there, or copied to the block. */
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out);
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out);
 
 /* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
@@ -36731,7 +36905,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 /* Moments of the `count` rows of a teacher that host.asked names, in host.moments; the host waits for them. Labels are
  * the caller's or NULL. */
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy);
+                                        int64_t count, xd_ids labels, bool entropy);
 
 /* ---- the kinds ---- */
 
@@ -36771,19 +36945,23 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 #include <math.h>
 
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cached.cache && !t->likelihood.target_log_probs;
     return t->kind != XD_XTOKEN_CACHED;
 }
 
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
-    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs)
+        return (double)t->likelihood.target_log_probs[row];
+    return t->cached.positions[row] < 0 ? -INFINITY
+                                        : xdi_cache_next(t->cached.cache, t->cached.positions[row]);
 }
 
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
     if (t->vocabulary != 0) return t->vocabulary;
-    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
-    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
+    if (t->cached.cache && !xdi_xtoken_reads_logits(t))
+        return xd_teacher_cache_describe(t->cached.cache).desc.vocabulary;
+    return t->kind == XD_XTOKEN_PROJECTED && t->projected.projection ? t->projected.projection->teacher_size
+                                                                     : t->logits.cols;
 }
 
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
@@ -36797,7 +36975,7 @@ XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
 
 XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                                  int64_t size, const char *source) {
-    const xd_projection *m = t->projection;
+    const xd_projection *m = t->kind == XD_XTOKEN_CACHED ? t->cached.projection : t->projected.projection;
     if (!m) return XD_OK;
     XD_REQUIRE(ctx, m->student_size == size, XD_ERROR_SHAPE,
                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
@@ -36918,7 +37096,7 @@ XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *t
 }
 
 XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -37109,11 +37287,13 @@ XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *
     return x->kernels->memory.copy(&x->launch, to, from, bytes, kind);
 }
 
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out) {
-    *out = x->on_device ? block : labels;
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out) {
+    const size_t size = labels.dtype == XD_DTYPE_I32 ? sizeof(int32_t) : sizeof(int64_t);
+    *out = labels;
     if (!x->on_device) return XD_OK;
-    return xdi_xtoken_copy(x, block, labels, (size_t)rows * sizeof *labels, XD_COPY_TO_DEVICE);
+    out->data = block;
+    return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
 /* ---- rows at work ---- */
@@ -37162,14 +37342,15 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
     xd_xtoken_gradient to;
     memset(&to, 0, sizeof to);
     to.x = rows;
-    to.rows = x->d.gradient;
+    to.rows = x->d.common.gradient;
     to.lse_one = x->work.lse_one;
-    to.ce_weight = x->ce_weight;
+    to.ce_weight = x->ce_weight * x->factor;
     to.written = x->work.written;
     to.fixed = x->fixed;
-    if (!x->d.labels) return to;
+    if (!x->d.common.labels.data) return to;
     to.ce_factor = (const double *)xdi_xtoken_there(x, x->host.ce_factor);
-    to.labels = x->on_device ? x->work.labels : x->d.labels;
+    to.labels = x->d.common.labels;
+    if (x->on_device) to.labels.data = x->work.labels;
     return to;
 }
 
@@ -37224,7 +37405,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy) {
+                                        int64_t count, xd_ids labels, bool entropy) {
     const int64_t *asked = x->host.asked;
     const size_t bytes = (size_t)(count * XD_XTOKEN_MOMENTS) * sizeof(double);
     xd_xtoken_moments_args a;
@@ -37237,7 +37418,7 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
     a.moments = x->work.moments;
     XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(x, asked), asked, (size_t)count * sizeof *asked,
                            XD_COPY_TO_DEVICE));
-    if (labels)
+    if (labels.data)
         XD_TRY(
             xdi_xtoken_bring_labels(x, labels, term->teacher->logits.rows, x->work.moment_labels, &a.labels));
     XD_TRY(x->kernels->xtoken.moments(&x->launch, &a));
@@ -37260,7 +37441,7 @@ typedef struct xdi_projected {
 
 static xd_result xdi_projected_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XD_REQUIRE(ctx, t->projected.projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
     return xdi_xtoken_check_projection(ctx, t, index, size, "its vocabulary is");
 }
 
@@ -37278,7 +37459,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
 /* A desc whose workspace is asked for need not be right yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
     s->settled = xdi_xtoken_most(s->settled, sums);
@@ -37291,7 +37472,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
 }
 
 static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const int64_t given = term->teacher->column_ids ? 2 * x->d.sequences * term->k : 0;
+    const int64_t given = term->teacher->projected.column_ids ? 2 * x->d.sequences * term->k : 0;
     xdi_projected plan, *p = (xdi_projected *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     p->given = (int64_t *)xdi_xtoken_list(a, given, sizeof(int64_t));
     term->mask = (uint8_t *)xdi_xtoken_list(a, term->teacher->logits.rows, 1);
@@ -37299,9 +37480,9 @@ static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi
 
 static xd_result xdi_projected_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_projected *p = (xdi_projected *)term->own;
-    p->projection = *term->teacher->projection;
+    p->projection = *term->teacher->projected.projection;
     if (!xdi_projection_is_near(x->ctx, &p->projection)) {
-        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projection, &p->copied));
+        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projected.projection, &p->copied));
         p->projection = p->copied;
     }
     p->matrix = xdi_projected_matrix(x, &p->projection);
@@ -37317,7 +37498,7 @@ static void xdi_projected_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
 /* ---- a pass ---- */
 
 static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const int64_t *ids = term->teacher->column_ids, k = term->k;
+    const int64_t *ids = term->teacher->projected.column_ids, k = term->k;
     int64_t *given = ((xdi_projected *)term->own)->given;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < k && ids; j++) {
@@ -37337,7 +37518,7 @@ static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
 /* J of sequence b, and the projection in it. */
 static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
     xdi_projected *p = (xdi_projected *)term->own;
-    if (term->teacher->column_ids) {
+    if (term->teacher->projected.column_ids) {
         p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
         p->ids_in_rows = p->matrix.ids + term->k;
     } else {
@@ -37475,7 +37656,7 @@ static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t
 
 static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const int64_t teacher = xdi_xtoken_vocabulary(&d->teachers[index]);
-    const xd_exact_map *map = d->teachers[index].map;
+    const xd_exact_map *map = d->teachers[index].gold.map;
     XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
     XD_TRY(xdi_gold_check_ids(ctx, "student", map->student, map->pairs, size, true));
     XD_TRY(xdi_gold_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
@@ -37501,14 +37682,14 @@ static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     const int64_t sums = x->columns + term->vocabulary;
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + 2);
-    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->map));
+    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->gold.map));
     s->means = xdi_xtoken_most(s->means, x->columns);
     s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
 }
 
 static void xdi_gold_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     xdi_gold plan, *g = (xdi_gold *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     if (!map) return;
     g->tail = xdi_gold_tail(x, map);
@@ -37530,7 +37711,7 @@ static void xdi_gold_fill_ids(int32_t *to, const int32_t *from, int64_t count) {
 }
 
 static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const xdi_gold *g = (const xdi_gold *)term->own;
     xdi_gold_fill_ids(g->pair, map->student, map->pairs);
     xdi_gold_fill_ids(g->other, map->teacher, map->pairs);
@@ -37585,7 +37766,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     a.others = c->others;
     a.pair = xdi_gold_there(x, c->g->pair);
     a.other = xdi_gold_there(x, c->g->other);
-    a.pairs = term->teacher->map->pairs;
+    a.pairs = term->teacher->gold.map->pairs;
     a.reverse = x->d.reverse;
     a.cells = c->sums;
     a.fixed = x->fixed;
@@ -37599,7 +37780,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
 /* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
  * shorter list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
     xd_xtoken_tail t = { c->means,
                          xdi_gold_there(x, c->g->rest),
@@ -37943,8 +38124,8 @@ typedef struct xdi_xcached {
 
 static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
-    const double temperature = xd_teacher_cache_describe(t->cache).desc.temperature;
+    XD_REQUIRE(ctx, t->cached.cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
+    const double temperature = xd_teacher_cache_describe(t->cached.cache).desc.temperature;
     XD_REQUIRE(ctx, temperature == d->temperature, XD_ERROR_ARGUMENT,
                "teacher %d was cached at temperature %g, the loss is at %g", index, temperature,
                d->temperature);
@@ -37990,7 +38171,7 @@ static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term 
                                      int64_t *longest) {
     const int64_t chunks = term->teacher->chunks;
     xdi_xcached_places *p = &h->in;
-    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->k = xd_teacher_cache_describe(term->teacher->cached.cache).desc.k;
     p->most = term->teacher->logits.rows;
     p->total = h->tiles = h->room = 0;
     *longest = 1;
@@ -38038,7 +38219,7 @@ static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *
 static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_xcached *h) {
     xd_xtoken_lists l;
     memset(&l, 0, sizeof l);
-    if (term->teacher->projection) l.projection = xdi_projection_for_kernels(&h->projection);
+    if (term->teacher->cached.projection) l.projection = xdi_projection_for_kernels(&h->projection);
     l.projection.teacher_size = term->vocabulary;
     l.count = h->width - 1;
     return l;
@@ -38069,7 +38250,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     for (int64_t i = 0; i < p->most; i++) {
         const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
         p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cached.positions[i] : -1;
     }
     *all = alone ? p->mine : p->all;
     *count = p->most * (alone ? 1 : xd_comm_size(comm));
@@ -38099,7 +38280,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
 /* J and a of one chunk; returns how many entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
-    const xd_teacher_cache *cache = term->teacher->cache;
+    const xd_teacher_cache *cache = term->teacher->cached.cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
     for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
@@ -38169,7 +38350,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
     if (!h->there)
         result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions in %zu and %zu bytes",
                          (long long)h->in.total, host.peak, work.peak);
-    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.common.comm, result));
     host = xd_arena_over(h->here, host.peak);
     work = xd_arena_over(h->there, work.peak);
     xdi_xcached_layout_host(x, term, h, &host);
@@ -38179,7 +38360,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 
 static xd_result xdi_xcached_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_xcached *h = (xdi_xcached *)term->own;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->cached.projection;
     if (!m) return XD_OK;
     h->projection = *m;
     if (xdi_projection_is_near(x->ctx, m)) return XD_OK;
@@ -38310,16 +38491,17 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
     (void)size;
-    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data, XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but the student has no labels", index);
-    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, t->labels.data || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
-               "teacher %d has likelihood form %d", index, (int)t->likelihood);
-    for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
-                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
+    XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
+               XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+        XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
+                   XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
+                   (long long)(i % t->chunks), (long long)(i / t->chunks),
+                   (double)t->likelihood.chunk_length[i]);
     return XD_OK;
 }
 
@@ -38396,10 +38578,10 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
                                  int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slot = b * t->chunks + c;
-    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
+    const double length = t->likelihood.chunk_length ? (double)t->likelihood.chunk_length[slot] : 1.0;
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
-    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
+    if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
     const bool good = isfinite(value) && isfinite(slope);
     *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
     *l_t = isfinite(slope) ? value : slope;
@@ -38543,8 +38725,8 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
-    if (!d.comm) d.comm = d.sequence_comm;
-    if (!d.has_ignore_index) d.ignore_index = XD_IGNORE_INDEX;
+    if (!d.common.comm) d.common.comm = d.sequence_comm;
+    if (!d.common.has_ignore_index) d.common.ignore_index = XD_IGNORE_INDEX;
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
@@ -38583,10 +38765,10 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
                (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
-        const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
-        XD_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
-                   "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
-                   (long long)last, (long long)size);
+        const int64_t last = i % k == 0 ? -1 : t->projected.column_ids[i - 1];
+        XD_REQUIRE(ctx, t->projected.column_ids[i] > last && t->projected.column_ids[i] < size,
+                   XD_ERROR_ARGUMENT, "teacher %d has column %lld after %lld, of %lld", index,
+                   (long long)t->projected.column_ids[i], (long long)last, (long long)size);
     }
     return XD_OK;
 }
@@ -38602,30 +38784,31 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
                (long long)d->sequences);
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
+    const int64_t columns = t->projected.column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
     XD_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
-               t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
-    if (t->column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
+               t->projected.column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->projected.column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
     XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                (long long)y->cols);
-    XD_REQUIRE(ctx, !scores || t->labels || (positions && d->labels), XD_ERROR_ARGUMENT,
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels of a teacher", &t->labels));
+    XD_REQUIRE(ctx, !scores || t->labels.data || (positions && d->common.labels.data), XD_ERROR_ARGUMENT,
                "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
 /* The cache of a teacher without logits. */
 static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t, int index) {
-    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cached.cache);
+    XD_REQUIRE(ctx, t->cached.positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
                "teacher %d has a cache but no positions", index);
-    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_TRY(xdi_cache_check_origin(ctx, t->cached.cache, t->cached.origin));
     XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
                (long long)info.desc.vocabulary);
     for (int64_t i = 0; i < t->logits.rows; i++) {
-        const int64_t at = t->cache_positions[i];
+        const int64_t at = t->cached.positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
         XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
@@ -38644,7 +38827,7 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
                (long long)d->sequences);
     XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
-    return t->cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
+    return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
@@ -38670,17 +38853,23 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
                "weights %g and %g and alpha %g must be finite", d->kd_weight, d->ce_weight, d->alpha);
-    XD_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
-               "denominator %g must be finite and not negative", d->token_denominator);
-    XD_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, isfinite(d->common.denominator_value) && d->common.denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "denominator %g must be finite and not negative",
+               d->common.denominator_value);
+    XD_REQUIRE(ctx, !d->common.row_loss, XD_ERROR_ARGUMENT,
+               "row_loss is asked for, but chunks have losses, not the %lld rows",
+               (long long)d->student.rows);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &d->common.labels));
+    XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
         XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
                    "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
                    (long long)b);
-    for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "weight %g of row %lld is negative or not finite", (double)d->row_weight[i], (long long)i);
+    for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
+        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
+                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
+                   (double)d->common.row_weight[i], (long long)i);
     return XD_OK;
 }
 
@@ -38703,9 +38892,11 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
 static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) {
     bool teachers = d->mode == XD_XTOKEN_SELECT || d->score != XD_XTOKEN_SCORE_NONE;
     for (int i = 0; i < d->teacher_count; i++) teachers = teachers || d->teachers[i].weight != 0.0;
-    XD_REQUIRE(ctx, d->balance || (d->labels && d->ce_weight != 0.0) || (teachers && d->kd_weight != 0.0),
+    XD_REQUIRE(ctx,
+               d->balance || (d->common.labels.data && d->ce_weight != 0.0) ||
+                   (teachers && d->kd_weight != 0.0),
                XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is %g%s, kd_weight %g%s",
-               d->ce_weight, d->labels ? "" : " without labels", d->kd_weight,
+               d->ce_weight, d->common.labels.data ? "" : " without labels", d->kd_weight,
                teachers ? "" : " with teachers of weight 0");
     return XD_OK;
 }
@@ -38713,13 +38904,13 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
 /* With several teachers a row is read again after its gradient was written, and added to. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
-    if (!d->gradient.data) return XD_OK;
-    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
-    XD_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+    if (!d->common.gradient.data) return XD_OK;
+    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
+    XD_REQUIRE(ctx, !several || d->common.gradient.data != d->student.data, XD_ERROR_ARGUMENT,
                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
-    XD_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+    XD_REQUIRE(ctx, !several || d->common.gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
-               xd_dtype_name(d->gradient.dtype));
+               xd_dtype_name(d->common.gradient.dtype));
     return XD_OK;
 }
 
@@ -38826,12 +39017,12 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     w->log_probs = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->written = (uint8_t *)xdi_arena_array(a->work, rows, 1, &a->fits);
     w->moments = (double *)xdi_arena_array(a->work, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
-    w->labels = (int64_t *)xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
+    w->labels = xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
     h->argmax = w->argmax;
     h->log_probs = w->log_probs;
     h->moments = w->moments;
     if (!x->on_device) return;
-    w->moment_labels = (int64_t *)xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
+    w->moment_labels = xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
     h->argmax = (int64_t *)xdi_arena_array(a->host, rows, sizeof(int64_t), &a->fits);
     h->log_probs = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
@@ -38893,6 +39084,7 @@ XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
+    x->factor = 1.0;
     x->kd_weight = d->kd_weight;
     x->ce_weight = d->ce_weight;
     x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
@@ -38915,8 +39107,8 @@ XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
-    size_t work, host, lists, bytes = desc->workspace_bytes;
-    void *memory = desc->workspace;
+    size_t work, host, lists, bytes = desc->common.workspace_bytes;
+    void *memory = desc->common.workspace;
     xd_arena arenas[3];
     xdi_xtoken_arenas a;
     XD_REQUIRE(x->ctx, xdi_xtoken_plan(x, &work, &host, &lists), XD_ERROR_ARGUMENT,
@@ -38968,9 +39160,9 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
         if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
-    if (!t->labels) return x->host.row_weight[row]; /* one tokenizer: the student's */
-    if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
-        return 0.0;
+    if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
+    const int64_t label = xd_id_at(t->labels, row);
+    if (label == x->d.common.ignore_index || label < 0 || label >= t->logits.cols) return 0.0;
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
@@ -38984,9 +39176,10 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
     int64_t asked = 0;
+    if (score != XD_XTOKEN_SCORE_CE) labels.data = NULL;
     for (int64_t row = 0; row < t->logits.rows && term->reads; row++)
         if (xdi_score_weight(x, term, score, row) != 0.0) x->host.asked[asked++] = row;
     if (term->reads)
@@ -39053,7 +39246,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->work.argmax, 1, 1, lse));
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -39066,10 +39259,10 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xdi_xtoken_work *w = &x->work;
     const xdi_xtoken_host *h = &x->host;
     const size_t bytes = (size_t)d->student.rows * 8;
-    const int64_t *labels;
+    xd_ids labels;
     XD_TRY(xdi_xrows_lse(x, d->temperature, w->lse));
-    if (!d->labels) return XD_OK;
-    XD_TRY(xdi_xtoken_bring_labels(x, d->labels, d->student.rows, w->labels, &labels));
+    if (!d->common.labels.data) return XD_OK;
+    XD_TRY(xdi_xtoken_bring_labels(x, d->common.labels, d->student.rows, w->labels, &labels));
     if (d->temperature == 1.0)
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
@@ -39084,10 +39277,12 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
 
 /* Does the row count, and how much? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
-    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
-    if (!x->d.labels) return weight;
-    const int64_t label = x->d.labels[row];
-    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    const xd_loss_common *c = &x->d.common;
+    const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;
+    if (c->mask && !c->mask[row]) return 0.0;
+    if (!c->labels.data) return weight;
+    const int64_t label = xd_id_at(c->labels, row);
+    if (label == c->ignore_index || weight == 0.0) return 0.0;
     if (label >= 0 && label < x->vocab.size) return weight;
     if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
         x->found.first_row = row;
@@ -39102,7 +39297,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
-        if (!x->d.labels || weight == 0.0) continue;
+        if (!x->d.common.labels.data || weight == 0.0) continue;
         if (isfinite(h->log_probs[row]))
             h->ce_factor[row] = weight;
         else
@@ -39131,9 +39326,10 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
 
 /* What rows add to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
-        const bool right = x->d.labels && x->host.argmax[row] == x->d.labels[row];
+        const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
@@ -39171,6 +39367,34 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
+/* One value of the caller's, in memory of the device or of the host. */
+static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
+    if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
+    memcpy(to, from, bytes);
+    return XD_OK;
+}
+
+/* The factor of loss and gradient; one that is not finite is a finding, and counts as 0. */
+static xd_result xdi_xtoken_read_scale(xdi_xtoken *x) {
+    if (!x->d.common.scale) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &x->factor, x->d.common.scale, sizeof x->factor));
+    if (isfinite(x->factor)) return XD_OK;
+    xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+    return XD_OK;
+}
+
+/* D of CE and SAME. */
+static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
+    const xd_loss_common *c = &x->d.common;
+    xd_denominator given;
+    x->token_denominator = c->denominator_value > 0.0 ? c->denominator_value : counted;
+    if (!c->denominator) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &given, c->denominator, sizeof given));
+    x->token_denominator = given.inverse > 0.0 ? given.value : 0.0;
+    return XD_OK;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -39185,15 +39409,17 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.comm));
-    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->host.sums[0];
+    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
-    if (all == 0.0 && x->host.sums[0] == 0.0) x->found.nothing_counted = 1;
-    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
-        x->host.ce_factor[row] /= x->token_denominator;
+    if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        double *factor = &x->host.ce_factor[row];
+        *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+    }
     xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
@@ -39239,7 +39465,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
 
 /* Where several ranks found something, all name what the first of them did. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
-    xd_comm *comm = x->d.comm;
+    xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
     const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
     if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
@@ -39257,7 +39483,7 @@ static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
     XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm));
+                           x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -39282,8 +39508,10 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
         v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
-    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.kd *= x->factor;
+    v.ce *= x->factor;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.right = x->host.sums[XDI_XTOKEN_RIGHT];
     v.tokens = x->host.sums[XDI_XTOKEN_TOKENS];
     v.token_denominator = x->token_denominator;
@@ -39293,7 +39521,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
 
 /* Adds what was found to the caller's status, or makes an error of it. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
-    xd_status found = x->found, *status = x->d.status;
+    xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
     found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
     if (!status) return xd_status_check(x->ctx, &found);
@@ -39308,8 +39536,9 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
 }
 
 static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
-    const bool write = x->d.gradient.data != NULL;
+    const bool write = x->d.common.gradient.data != NULL;
     xd_xtoken_values values;
+    XD_TRY(xdi_xtoken_read_scale(x));
     XD_TRY(xdi_xtoken_read_rows(x));
     XD_TRY(xdi_xtoken_denominators(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -39326,8 +39555,10 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
         values = xdi_xtoken_result(x);
     }
     XD_TRY(xdi_xtoken_report(x));
-    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++) {
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+        x->d.teacher_values[i].kd *= x->factor;
+    }
     *out = values;
     return XD_OK;
 }
@@ -39359,7 +39590,7 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
     memset(&x, 0, sizeof x);
     xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
-                             desc->comm ? desc->comm : desc->sequence_comm, result);
+                             desc->common.comm ? desc->common.comm : desc->sequence_comm, result);
     if (result == XD_OK) result = xdi_xtoken_run(&x, out);
     xdi_xtoken_close(&x, result);
     return result;
@@ -42221,4 +42452,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4b0a2259e5b81e92f57931a344b3a473452dbd1363bd5fd4fd4c1fe381868240 */
+/* xdistill sha256 0a94e57c1d69deb1d27dc8c1bae238a5b1569b64d76a04b35492177eb8a3b3a4 */

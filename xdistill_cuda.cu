@@ -2964,7 +2964,7 @@ static __device__ inline bool xdi_cuda_loss_has_soft(const xd_loss_args &a) {
 }
 
 static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
-    return a.labels && a.hard_weight != 0.0;
+    return a.labels.data && a.hard_weight != 0.0;
 }
 
 /* ---- references: grid (rows / teams), block 256 ---- */
@@ -3137,7 +3137,7 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
 /* TARGET of the shard that owns the label. */
 static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
     if (!xdi_cuda_loss_has_hard(a)) return 0.0;
-    const int64_t target = a.labels[r] - a.begin;
+    const int64_t target = xd_id_at(a.labels, r) - a.begin;
     if (target < 0 || target >= a.end - a.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
     return max == -(double)INFINITY ? -(double)INFINITY : x - max;
@@ -3251,8 +3251,9 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
         const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
         xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
-        const bool owner = xdi_cuda_loss_has_hard(a) && a.labels[r] >= begin && a.labels[r] < end;
-        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
+        if (label >= begin && label < end)
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
@@ -3302,7 +3303,8 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
     row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
-    if (a.labels && (a.labels[r] < 0 || a.labels[r] >= a.size)) {
+    const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
+    if (label < 0 || label >= a.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -3556,7 +3558,7 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
     const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
     double g = 0.0, soft = 0.0, student, teacher;
     if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.begin == a.labels[r];
+        const bool target = column.at + a.begin == xd_id_at(a.labels, r);
         g = a.hard_weight *
             (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
     }
@@ -3603,7 +3605,7 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
     xdi_cuda_loss_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (counts && xdi_cuda_team_thread<TEAM>() == 0) {
         exact[0] = xdi_cuda_loss_column_of(a, r, (int64_t)row.argmax);
-        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1);
+        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1);
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
     xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);
@@ -4050,7 +4052,7 @@ static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int6
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals totals =
         xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
     if (threadIdx.x != 0) return;
-    const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+    const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
     double target = 0.0;
     if (!broken && label >= s.begin && label < s.begin + s.count)
         target = student.max == -INFINITY
@@ -4074,7 +4076,7 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
         const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
-        const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -4154,7 +4156,7 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
     if (threadIdx.x != 0 || !counts) return;
     XD_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         const xdi_cuda_loss_column exact = xdi_cuda_cluster_column(s, id);
         if (exact.at >= 0)
             xdi_cuda_set_element(a.gradient, r, exact.at, (float)xdi_cuda_loss_gradient_at(a, r, row, exact));
@@ -4349,7 +4351,7 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
-    return !p.labels || p.labels[i] != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+    return !p.labels.data || xd_id_at(p.labels, i) != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
 }
 
 /* ---- denominators ---- */
@@ -4487,7 +4489,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a.positions.labels[r] : a.loss_rows[r].max;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
     }
     return v;
 }
@@ -4714,7 +4716,7 @@ static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows) return;
-    const int64_t label = a.labels[r] - a.begin;
+    const int64_t label = xd_id_at(a.labels, r) - a.begin;
     const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.end - a.begin;
     double *sides = a.sides + r * XD_MFT_SIDES;
     sides[XD_MFT_STUDENT] = mine ? (double)xdi_cuda_element(a.student, r, label) : 0.0;
@@ -4748,7 +4750,7 @@ static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r,
     const double log_p = (x - row->max) / a.temperature - row->soft_log;
     const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
     const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)a.labels[r], a.threshold);
+    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)xd_id_at(a.labels, r), a.threshold);
     row->mean = mu;
     row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
                 xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
@@ -4839,7 +4841,7 @@ static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
     const xd_loss_row &row = a.row[r];
     const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
     const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.begin == a.labels[r];
+    const bool label = column.at + a.begin == xd_id_at(a.labels, r);
     const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
     if (a.terms.data)
         xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
@@ -4875,7 +4877,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
     xdi_cuda_mft_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (first) {
         exact[0] = xdi_cuda_mft_column_of(a, r, (int64_t)a.row[r].argmax);
-        exact[1] = xdi_cuda_mft_column_of(a, r, a.labels[r]);
+        exact[1] = xdi_cuda_mft_column_of(a, r, xd_id_at(a.labels, r));
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
     xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.end - a.begin : 0);
@@ -5227,9 +5229,10 @@ static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd
         w.scale = (float)(sum / a.temperature);
     }
     if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
-        *counts = a.weight[r] != 0.0f && a.ids[r] >= 0 && a.ids[r] < a.size;
+        const int64_t id = xd_id_at(a.ids, r);
+        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.size;
         w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
-        w.id = a.ids[r] - a.begin;
+        w.id = id - a.begin;
     }
     return w;
 }
@@ -5300,7 +5303,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
-    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     const bool owned = id >= a.begin && id < a.end;
     a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
 }
@@ -5316,7 +5319,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
-    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     double value = (double)NAN;
     if (id >= 0 && id < a.size) {
         int owner = 0;
@@ -5337,14 +5340,14 @@ static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax
 /* ---- hits: one thread a row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_t *argmax,
-                                                                    const int64_t *labels,
+                                                                    xd_ids labels,
                                                                     const uint8_t *mask, int64_t rows,
                                                                     uint8_t *hits) {
     const int64_t r = xdi_cuda_flat_index();
-    if (r < rows) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    if (r < rows) hits[r] = argmax[r] == xd_id_at(labels, r) && (!mask || mask[r]);
 }
 
-static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                                        const uint8_t *mask, int64_t rows, uint8_t *hits) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
@@ -5884,8 +5887,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.logits.rows * a.k) return;
     const bool absent = a.given_values && a.given_values[i] == -INFINITY;
-    const int64_t id = a.given_ids ? a.given_ids[i] : 0;
-    if (a.given_ids) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    const int64_t id = a.given_ids.data ? xd_id_at(a.given_ids, i) : 0;
+    if (a.given_ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
     a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
 }
 
@@ -6468,7 +6471,7 @@ static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form
     if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
     if (f.slopes) w->ce -= f.slopes[i];
     if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
-    w->label = w->ce != 0.0 ? f.to.labels[w->row] - x.first : -1;
+    w->label = w->ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
     return true;
 }
 
@@ -7200,7 +7203,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
     if (threadIdx.x != 0) return;
-    const int64_t label = a.labels ? a.labels[row] : -1;
+    const int64_t label = a.labels.data ? xd_id_at(a.labels, row) : -1;
     double *out = a.moments + i * XD_XTOKEN_MOMENTS;
     out[XD_XTOKEN_LARGEST] = best.broken ? (double)NAN : (double)best.max;
     out[XD_XTOKEN_LOG_SUM] = log_sum;
@@ -8241,4 +8244,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 3b8e8a7f309a0c7afd774c72ec81e61fa9a5195ea0ea00b311d845416313770a */
+/* xdistill sha256 5c252ab3fe104e1154a6c687a1dc8cb22aac215d0444176aeb9df00d26c1be11 */

@@ -6,7 +6,8 @@
        #include "xdistill_mpi.h"                      mpicc -std=c99 app.c -lm -lpthread
 
        MPI_Init(&argc, &argv);
-       xd_comm_mpi(ctx, MPI_COMM_WORLD, &world);      examples/05_mpi.c is a whole program
+       xd_mpi_desc desc = { .mpi = MPI_COMM_WORLD };
+       xd_comm_mpi(ctx, &desc, &world);               examples/05_mpi.c is a whole program
        ...
        xd_comm_destroy(world);
        MPI_Finalize();
@@ -34,22 +35,32 @@
 #endif
 #include <mpi.h>
 
-/* Joins the processes of `mpi` into a world; ranks are those of `mpi`.
+/* How to join a world. Zero is the default of every field. */
+typedef struct xd_mpi_desc {
+    MPI_Comm
+        mpi; /* an intra-communicator; unset -> MPI_COMM_WORLD. The library works on a duplicate of its own
+                           * and never touches this one again */
+    size_t
+        staging_bytes; /* host memory for the pieces of a sum, the same on every rank; 0 -> the larger of 1 MiB and
+                           * 64 KiB a rank. At least 1 KiB a rank */
+} xd_mpi_desc;
+
+/* Joins the processes of an MPI communicator into a world; ranks are those of the communicator.
  *
- *   mpi   an intra-communicator; the library works on a duplicate of its own and never touches this one again
- *   out   destroy it with xd_comm_destroy before MPI_Finalize
+ *   desc   read during the call only; NULL -> MPI_COMM_WORLD with every default
+ *   out    destroy it with xd_comm_destroy before MPI_Finalize
  *
- * The context's CPU level becomes the lowest of all processes. Collective over mpi; waits at most
- * init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank,
- * once for all groups that are split from the world.
+ * The context's CPU level becomes the lowest of all processes. Collective over desc->mpi; waits at most
+ * init_timeout_seconds. Memory: staging_bytes, once for all groups that are split from the world.
  *
  * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one
  * that died or destroyed its handle get TIMEOUT at their deadline. The memory of a broken world that MPI may
  * still look at is not given back, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * Errors: STATE (MPI is not running), MEMORY (the others then get TIMEOUT), PEER (MPI's own error), TIMEOUT.
- */
-XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out);
+ * Errors: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups, staging_bytes
+ * too small), MEMORY (the others then get TIMEOUT), MISMATCH (staging_bytes, on every rank), PEER (MPI's own error),
+ * TIMEOUT. */
+XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
 #endif
 
@@ -74,11 +85,12 @@ enum {
     XDI_MPI_OFFER, /* send and recv: what the sender has */
     XDI_MPI_REPLY, /* send and recv: what the receiver wants; later, that it has it */
     XDI_MPI_CHANNELS,
-    XDI_MPI_CHUNK = 1 << 30,        /* bytes of one message: counts of MPI are int */
-    XDI_MPI_STAGING = 1 << 20,      /* bytes for the pieces of a sum, at least */
-    XDI_MPI_STAGING_RANK = 1 << 16, /* the same for each rank */
-    XDI_MPI_SHORT = 4096,           /* bytes up to which every rank sums a whole all_reduce for itself */
-    XDI_MPI_SPIN = 200              /* looks before every further one gives up the core */
+    XDI_MPI_CHUNK = 1 << 30,         /* bytes of one message: counts of MPI are int */
+    XDI_MPI_STAGING = 1 << 20,       /* bytes for the pieces of a sum, at least */
+    XDI_MPI_STAGING_RANK = 1 << 16,  /* the same for each rank */
+    XDI_MPI_STAGING_LEAST = 1 << 10, /* for each rank: an element of every node that its forest can have */
+    XDI_MPI_SHORT = 4096,            /* bytes up to which every rank sums a whole all_reduce for itself */
+    XDI_MPI_SPIN = 200               /* looks before every further one gives up the core */
 };
 
 /* What the handles of one world share on this rank. */
@@ -91,7 +103,8 @@ typedef struct xdi_mpi_world {
     int culprit;       /* world rank */
     bool in_flight;    /* MPI may still look at memory of ours */
     int32_t notice[2]; /* failure and culprit, on their way to the others */
-    int levels[2];     /* CPU level: this rank's, the lowest */
+    int64_t said[3];   /* this rank's CPU level, bytes of staging and their negative */
+    int64_t lowest[3]; /* of all ranks */
     char *staging;     /* pieces of a sum: one node of every rank's forest after another, a tile of each */
     int64_t staging_bytes;
 } xdi_mpi_world;
@@ -674,14 +687,24 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
     return XD_OK;
 }
 
-/* Processes may run on different processors; losses have the bits of a CPU level, so all take the lowest. */
-static xd_result xdi_mpi_agree_level(xd_ctx *ctx, xdi_mpi_world *world) {
+/* What must be the same everywhere is brought together. */
+static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world) {
     MPI_Request request = MPI_REQUEST_NULL;
-    world->levels[0] = (int)xd_ctx_settings(ctx)->cpu;
+    world->said[0] = (int64_t)xd_ctx_settings(ctx)->cpu;
+    world->said[1] = world->staging_bytes;
+    world->said[2] = -world->staging_bytes;
     const int code =
-        MPI_Iallreduce(&world->levels[0], &world->levels[1], 1, MPI_INT, MPI_MIN, world->comm, &request);
-    XD_TRY(xdi_mpi_join(ctx, code, &request, "agree on a CPU level"));
-    xd_ctx_set_cpu(ctx, (xd_cpu_level)world->levels[1]);
+        MPI_Iallreduce(world->said, world->lowest, 3, MPI_INT64_T, MPI_MIN, world->comm, &request);
+    return xdi_mpi_join(ctx, code, &request, "compare the ranks' settings");
+}
+
+/* Processes may run on different processors; losses have the bits of a CPU level, so all take the lowest. Ranks whose
+ * staging differs would cut sums into different tiles. */
+static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_world *world) {
+    XD_REQUIRE(ctx, world->lowest[1] == -world->lowest[2], XD_ERROR_MISMATCH,
+               "staging_bytes is %lld here, and between %lld and %lld on the ranks",
+               (long long)world->staging_bytes, (long long)world->lowest[1], (long long)-world->lowest[2]);
+    xd_ctx_set_cpu(ctx, (xd_cpu_level)world->lowest[0]);
     return XD_OK;
 }
 
@@ -693,38 +716,61 @@ static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
     return XD_OK;
 }
 
-static xd_result xdi_mpi_create_world(xd_ctx *ctx, MPI_Comm mpi, int size, xdi_mpi_world *world) {
+static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, xdi_mpi_world *world) {
     int *most = NULL, found = 0;
     world->comm = MPI_COMM_NULL;
     world->next_group = 2;
-    world->staging_bytes = (int64_t)XDI_MPI_STAGING_RANK * size;
-    if (world->staging_bytes < XDI_MPI_STAGING) world->staging_bytes = XDI_MPI_STAGING;
-    world->staging = (char *)xd_allocate(ctx, (size_t)world->staging_bytes);
-    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %lld bytes of staging",
-               (long long)world->staging_bytes);
-    world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm);
-    if (world->failure == XD_OK) world->failure = xdi_mpi_agree_level(ctx, world);
-    if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write the handle */
+    world->staging_bytes = (int64_t)d->staging_bytes;
+    world->staging = (char *)xd_allocate(ctx, d->staging_bytes);
+    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d->staging_bytes);
+    world->failure = xdi_mpi_duplicate(ctx, d->mpi, &world->comm);
+    if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world);
+    if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write what it was given */
     XD_TRY(world->failure);
+    XD_TRY(xdi_mpi_agree(ctx, world));
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
     world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
     return XD_OK;
 }
 
-XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out) {
-    int running = 0, finalized = 0, size = 0, rank = 0;
+/* The desc with its defaults. Unset handles have all bits zero, which no MPI gives to a communicator. */
+static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
+    int running = 0, finalized = 0, size = 0, between = 0;
+    MPI_Comm unset;
+    memset(&unset, 0, sizeof unset);
     MPI_Initialized(&running);
     MPI_Finalized(&finalized);
     XD_REQUIRE(ctx, running && !finalized, XD_ERROR_STATE,
                "xd_comm_mpi comes after MPI_Init and before MPI_Finalize");
-    MPI_Comm_size(mpi, &size);
-    MPI_Comm_rank(mpi, &rank);
+    if (d->mpi == unset) d->mpi = MPI_COMM_WORLD;
+    XD_REQUIRE(ctx, d->mpi != MPI_COMM_NULL, XD_ERROR_ARGUMENT, "the communicator is MPI_COMM_NULL");
+    MPI_Comm_test_inter(d->mpi, &between);
+    XD_REQUIRE(ctx, !between, XD_ERROR_ARGUMENT, "the communicator joins two groups: it has to be of one");
+    MPI_Comm_size(d->mpi, &size);
+    const size_t least = (size_t)XDI_MPI_STAGING_LEAST * (size_t)size;
+    if (!d->staging_bytes) {
+        d->staging_bytes = (size_t)XDI_MPI_STAGING_RANK * (size_t)size;
+        if (d->staging_bytes < XDI_MPI_STAGING) d->staging_bytes = XDI_MPI_STAGING;
+    }
+    XD_REQUIRE(ctx, d->staging_bytes >= least && d->staging_bytes < PTRDIFF_MAX, XD_ERROR_ARGUMENT,
+               "staging_bytes is %zu, %d ranks need %zu", d->staging_bytes, size, least);
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out) {
+    int size = 0, rank = 0;
+    xd_mpi_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    XD_TRY(xdi_mpi_resolve(ctx, &d));
+    MPI_Comm_size(d.mpi, &size);
+    MPI_Comm_rank(d.mpi, &rank);
     xd_ctx_set_rank(ctx, rank);
     xdi_mpi *t = NULL;
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
     world->holders = 1; /* this function, until the handle exists */
-    xd_result result = xdi_mpi_create_world(ctx, mpi, size, world);
+    xd_result result = xdi_mpi_create_world(ctx, &d, world);
     if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
     xdi_mpi_release_world(ctx, world);
     XD_TRY(result);

@@ -1032,7 +1032,7 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
     ncclUniqueId id;
     XD_TRY(xdi_nccl_learn_id(ctx, d, &id, deadline));
     const xd_result joined = xdi_nccl_join(t, &id, deadline);
-    if (made_file) files->remove(files->user, d->file);
+    if (made_file && files->remove) files->remove(files->user, d->file);
     XD_TRY(joined);
     return xdi_nccl_agree(t, deadline);
 }

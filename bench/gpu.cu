@@ -216,7 +216,7 @@ static double loss_error(gpu_case *c) {
     cpu.student.rows = cpu.teacher.rows = cpu.common.gradient.rows = CHECKED_ROWS;
     cpu.student.data = host_copy(gpu->student.data, bytes);
     if (gpu->teacher.data) cpu.teacher.data = host_copy(gpu->teacher.data, bytes);
-    if (gpu->common.labels) cpu.common.labels = (int64_t *)host_copy(gpu->common.labels, CHECKED_ROWS * sizeof(int64_t));
+    if (gpu->common.labels.data) cpu.common.labels.data = host_copy(gpu->common.labels.data, CHECKED_ROWS * sizeof(int64_t));
     cpu.common.gradient.data = malloc(bytes);
     cpu.common.status = NULL;
     cpu.common.workspace = NULL;
@@ -225,7 +225,7 @@ static double loss_error(gpu_case *c) {
     void *written = malloc(bytes);
     require(c->ctx, xd_read(c->ctx, written, gpu->common.gradient.data, bytes));
     const double error = distance(written, cpu.common.gradient.data, gpu->student.dtype, count);
-    free(written), free(cpu.common.gradient.data), free(cpu.student.data), free(cpu.teacher.data), free((void *)cpu.common.labels);
+    free(written), free(cpu.common.gradient.data), free(cpu.student.data), free(cpu.teacher.data), free((void *)cpu.common.labels.data);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
     return error;
@@ -256,7 +256,7 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     if (soft)
         c.loss.teacher = { device_noise(count, dtype, 8.0, 2), dtype, rows, columns, 0 };
     else
-        c.loss.common.labels = device_labels(rows, columns);
+        c.loss.common.labels.data = device_labels(rows, columns);
     c.loss.common.gradient = { device_room((size_t)count * xd_dtype_size(dtype)), dtype, rows, columns, 0 };
     c.loss.divergence = divergence;
     c.loss.temperature = soft ? 2.0 : 1.0;
@@ -275,7 +275,7 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     row.error_limit = dtype == XD_DTYPE_F32 ? 1e-5 : 4e-3;
     row.error = loss_error(&c);
     report(&row, &c, target);
-    void *const all[] = { c.loss.student.data, c.loss.teacher.data, (void *)c.loss.common.labels, c.loss.common.gradient.data,
+    void *const all[] = { c.loss.student.data, c.loss.teacher.data, (void *)c.loss.common.labels.data, c.loss.common.gradient.data,
                           c.loss.common.status, c.loss.common.workspace, c.values };
     for (void *memory : all) cudaFree(memory);
     close_case(&c);
@@ -298,7 +298,7 @@ static void bench_head(const char *cublas) {
     c.head.hidden_gradient = { device_room((size_t)(rows * width) * 2), XD_DTYPE_BF16, rows, width, 0 };
     c.head.weight_gradient = (float *)device_room((size_t)(columns * width) * sizeof(float));
     c.head.bf16 = true;
-    c.head.loss.common.labels = device_labels(rows, columns);
+    c.head.loss.common.labels.data = device_labels(rows, columns);
     c.head.loss.vocab = c.vocab;
     c.head.loss.common.denominator_value = (double)rows;
     c.head.loss.common.status = (xd_status *)device_room(sizeof *c.head.loss.common.status);
@@ -311,7 +311,7 @@ static void bench_head(const char *cublas) {
            cublas ? "head_ce, cuBLASLt" : "head_ce", (long long)rows, (long long)columns, (long long)width, 1e3 * best,
            6.0 * (double)rows * (double)columns * (double)width / best * 1e-12, 1e-6 * (double)c.head.workspace_bytes);
     void *const all[] = { c.head.student.hidden.data,  c.head.student.weight.data, c.head.hidden_gradient.data,
-                          c.head.weight_gradient,      (void *)c.head.loss.common.labels, c.head.loss.common.status,
+                          c.head.weight_gradient,      (void *)c.head.loss.common.labels.data, c.head.loss.common.status,
                           c.head.workspace,            c.values };
     for (void *memory : all) cudaFree(memory);
     close_case(&c);
@@ -335,7 +335,8 @@ static bool has_cublas(void) {
 
 static void launch_step(gpu_case *c) {
     xd_optimizer_step_desc desc = {};
-    desc.ema = c->ema;
+    desc.averages = &c->ema;
+    desc.average_count = c->ema != NULL;
     require(c->ctx, xd_optimizer_step(c->optimizer, &desc, NULL));
 }
 

@@ -148,7 +148,7 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     c->d.weight_gradient = c->weight_gradient;
     c->d.bf16 = bf16;
     c->d.loss.vocab = c->vocab;
-    c->d.loss.common.labels = labels;
+    c->d.loss.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     c->d.loss.hard_weight = kl ? 0.0 : 1.0;
     c->d.loss.soft_weight = kl ? 1.0 : 0.0;
     c->d.workspace_bytes = xd_head_loss_workspace_bytes(&c->d);

@@ -90,7 +90,7 @@ static void run_loss(void *state) {
         const xd_topk_desc desc = { .student = student,
                                     .vocab = c->vocab,
                                     .k = K,
-                                    .ids = c->ids,
+                                    .ids.data = c->ids,
                                     .values = c->values,
                                     .mode = XD_TOPK_TAIL,
                                     .common.gradient = gradient,
@@ -106,7 +106,7 @@ static void run_loss(void *state) {
         desc.soft_weight = 1.0 - desc.hard_weight;
         desc.beta = 0.5;
         if (c->kind == CROSS_ENTROPY)
-            desc.common.labels = c->label;
+            desc.common.labels = xd_ids_of(c->label, XD_DTYPE_I64);
         else
             desc.teacher = teacher;
         if (c->kind == JSD) desc.divergence = XD_JSD;
@@ -493,7 +493,7 @@ static void bench_ema(void) {
 /* The parameter's average in the same pass; the naive one takes two, with `shadow` as the average. */
 static void run_adamw_ema(void *state) {
     param_case *c = (param_case *)state;
-    const xd_optimizer_step_desc desc = { .ema = c->ema };
+    const xd_optimizer_step_desc desc = { .averages = &c->ema, .average_count = 1 };
     require(c->ctx, xd_optimizer_step(c->optimizer, &desc, NULL));
 }
 

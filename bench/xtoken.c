@@ -125,16 +125,16 @@ static void open_case(xtoken_case *c, xd_xtoken_kind kind) {
     c->teacher.logits = random_logits(TEACHER);
     c->teacher.student_chunks = c->student_chunks;
     c->teacher.teacher_chunks = c->teacher_chunks;
-    c->teacher.projection = &c->projection;
-    c->teacher.map = &c->map;
+    c->teacher.projected.projection = &c->projection;
+    c->teacher.gold.map = &c->map;
     c->gradient = (float *)allocate((size_t)ROWS * STUDENT * sizeof(float));
     c->d.student = random_logits(STUDENT);
-    c->d.gradient = c->d.student;
-    c->d.gradient.data = c->gradient;
+    c->d.common.gradient = c->d.student;
+    c->d.common.gradient.data = c->gradient;
     c->d.vocab = c->vocab;
     c->d.teachers = &c->teacher;
     c->d.teacher_count = 1;
-    c->d.labels = c->labels;
+    c->d.common.labels.data = c->labels;
 }
 
 static void run_ours(void *state) {
@@ -203,7 +203,7 @@ static bool bench_kind(FILE *json, xd_xtoken_kind kind, const char *name) {
     const bool right = bench_run(json, &machine, &row, &ours, &other);
     printf("#   %lld entries or pairs; memory of the call %.1f MB\n",
            (long long)(kind == XD_XTOKEN_GOLD ? c.map.pairs : c.projection.entries), (double)extra * 1e-6);
-    c.d.student.rows = c.d.gradient.rows = c.teacher.logits.rows = 2048;
+    c.d.student.rows = c.d.common.gradient.rows = c.teacher.logits.rows = 2048;
     c.teacher.chunks = 1640;
     printf("#   at T = 2048 the workspace is %.1f MB\n", (double)xd_xtoken_workspace_bytes(&c.d) * 1e-6);
     return right;

@@ -12,12 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { VOCABULARY = 50, COLUMNS = VOCABULARY / 2, POSITIONS = 75, STEPS = 200 };
 
 typedef struct rank_memory {
@@ -66,35 +60,35 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_optimizer *optimizer;
     xd_loss_values *final = argument, loss;
 
-    TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "dp", 2 }, { "tp", 2 } } }, &mesh));
-    TRY(xd_mesh_group(mesh, "dp", &dp));
-    TRY(xd_mesh_group(mesh, "tp", &tp));
-    TRY(xd_vocab_create_even(ctx, tp, VOCABULARY, &vocab));
+    XD_TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "dp", 2 }, { "tp", 2 } } }, &mesh));
+    XD_TRY(xd_mesh_group(mesh, "dp", &dp));
+    XD_TRY(xd_mesh_group(mesh, "tp", &tp));
+    XD_TRY(xd_vocab_create_even(ctx, tp, VOCABULARY, &vocab));
 
     rank_memory *m = calloc(1, sizeof *m);
     if (!m) return XD_ERROR_MEMORY;
     prepare(m, xd_comm_rank(dp), xd_vocab_describe(vocab).begin);
 
     /* The mean is over the counted positions of the whole batch, not of this rank. */
-    TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels = m->label }, 1, &denominator));
+    XD_TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels.data = m->label }, 1, &denominator));
     const xd_param param = { "table", m->table, m->table_gradient, XD_DTYPE_F32, .count = VOCABULARY * COLUMNS };
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.05;
-    TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
 
     const xd_loss_desc desc = {
         .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .common.gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
-        .common.labels = m->label, .vocab = vocab, .common.comm = dp, .common.denominator = &denominator,
+        .common.labels.data = m->label, .vocab = vocab, .common.comm = dp, .common.denominator = &denominator,
         .hard_weight = 0.1, .soft_weight = 0.9,
     };
     for (int step = 0; step <= STEPS; step++) {
         forward(m);
-        TRY(xd_loss(ctx, &desc, &loss));
+        XD_TRY(xd_loss(ctx, &desc, &loss));
         backward(m);
-        TRY(xd_all_reduce(dp, m->table_gradient, m->table_gradient, param.count, XD_DTYPE_F32, XD_SUM));
-        TRY(xd_optimizer_step(optimizer, NULL, NULL));
+        XD_TRY(xd_all_reduce(dp, m->table_gradient, m->table_gradient, param.count, XD_DTYPE_F32, XD_SUM));
+        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
         if (xd_comm_rank(world) == 0 && step % 50 == 0)
             printf("step %3d   loss %.4f   cross entropy %.4f   KL to the teacher %.4f\n", step, loss.loss, loss.hard,
                    loss.soft);

@@ -12,12 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { POSITIONS = 12, VOCABULARY = 1000 };
 
 /* What all ranks together work out. Each writes the columns it owns. */
@@ -43,7 +37,7 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
     const int64_t columns = end - begin;
     xd_vocab *vocab;
     xd_loss_values values;
-    TRY(xd_vocab_create(ctx, tp, begin, end, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, tp, begin, end, VOCABULARY, &vocab));
 
     float *student = malloc((size_t)(2 * POSITIONS * columns + 1) * sizeof *student);
     if (!student) return XD_ERROR_MEMORY;
@@ -53,7 +47,7 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
             student[t * columns + c] = logit(t, begin + c, 0.0f);
             teacher[t * columns + c] = logit(t, begin + c, 0.5f);
         }
-    TRY(xd_loss(ctx, &(xd_loss_desc){
+    XD_TRY(xd_loss(ctx, &(xd_loss_desc){
         .student = { student, XD_DTYPE_F32, POSITIONS, columns, 0 },
         .teacher = { teacher, XD_DTYPE_F32, POSITIONS, columns, 0 },
         .common.gradient = { student, XD_DTYPE_F32, POSITIONS, columns, 0 }, /* over the student's logits: no extra memory */

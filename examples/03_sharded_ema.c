@@ -11,12 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { ELEMENTS = 1001, STEPS = 100 }; /* 1001 does not divide by 4: the last shard is shorter */
 
 /* Pulls element i towards sin(i): the gradient of (value - sin(i))^2 / 2. */
@@ -38,20 +32,20 @@ static xd_result run_rank(xd_comm *world, void *out) {
     const xd_param published = { "weight", average, .dtype = XD_DTYPE_F32, .count = param.count };
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.02;
-    TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
-    TRY(xd_ema_create(ctx, &param, 1, &(xd_ema_desc){ .decay = 0.95 }, &ema));
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
+    XD_TRY(xd_ema_create(ctx, &param, 1, &(xd_ema_desc){ .decay = 0.95 }, &ema));
 
     for (int step = 0; step < STEPS; step++) {
         compute_gradient(value, gradient, mine);
-        TRY(xd_optimizer_step(optimizer, NULL, NULL));
-        TRY(xd_ema_update(ema, XD_EMA_NEXT, NULL));
+        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
+        XD_TRY(xd_ema_update(ema, XD_EMA_NEXT, NULL));
     }
-    TRY(xd_ema_copy_to(ema, &published, 1, false, NULL));
+    XD_TRY(xd_ema_copy_to(ema, &published, 1, false, NULL));
 
     int64_t counts[4];
     for (int r = 0; r < ranks; r++) counts[r] = xd_chunk(ELEMENTS, ranks, r).end - xd_chunk(ELEMENTS, ranks, r).begin;
-    TRY(xd_gather(world, value, out, counts, XD_DTYPE_F32, 0));
-    TRY(xd_gather(world, average, (float *)out + ELEMENTS, counts, XD_DTYPE_F32, 0));
+    XD_TRY(xd_gather(world, value, out, counts, XD_DTYPE_F32, 0));
+    XD_TRY(xd_gather(world, average, (float *)out + ELEMENTS, counts, XD_DTYPE_F32, 0));
 
     xd_ema_destroy(ema);
     xd_optimizer_destroy(optimizer);

@@ -10,12 +10,6 @@
 
 #include <stdio.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { RANKS = 6, POSITIONS = 16, VOCABULARY = 21 };
 
 typedef struct outcome {
@@ -51,15 +45,15 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_mesh *teacher, *student;
     xd_layout *from, *to;
 
-    TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "tp", 4 } }, .ranks = teacher_ranks, .rank_count = 4 },
+    XD_TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "tp", 4 } }, .ranks = teacher_ranks, .rank_count = 4 },
                        &teacher));
-    TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "cp", 2 }, { "tp", 2 } }, .ranks = student_ranks,
+    XD_TRY(xd_mesh_create(world, &(xd_mesh_desc){ .axes = { { "cp", 2 }, { "tp", 2 } }, .ranks = student_ranks,
                                                .rank_count = 4, .share = teacher }, &student));
-    TRY(xd_layout_create(ctx, &(xd_layout_desc){
+    XD_TRY(xd_layout_create(ctx, &(xd_layout_desc){
         .ndim = 2, .shape = { POSITIONS, VOCABULARY }, .topology = xd_mesh_topology(teacher),
         .placement = { { XD_SHARD, .dim = 1 } },
     }, &from));
-    TRY(xd_layout_create(ctx, &(xd_layout_desc){
+    XD_TRY(xd_layout_create(ctx, &(xd_layout_desc){
         .ndim = 2, .shape = { POSITIONS, VOCABULARY }, .topology = xd_mesh_topology(student),
         .placement = { { XD_SHARD, .dim = 0, .balanced = true }, { XD_SHARD, .dim = 1 } },
     }, &to));
@@ -68,7 +62,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const xd_tensor target = xd_tensor_view(to, rank, to_data, XD_DTYPE_F32);
     walk(&source, rank, true);
     const uint64_t before = xd_comm_traffic(world).bytes_sent;
-    TRY(xd_redistribute(world, &source, &target));
+    XD_TRY(xd_redistribute(world, &source, &target));
     out->sent[rank] = xd_comm_traffic(world).bytes_sent - before;
     out->elements[rank] = xd_tensor_numel(&target);
     out->wrong[rank] = walk(&target, rank, false);

@@ -15,12 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TRY(call)                               \
-    do {                                        \
-        const xd_result result_ = (call);       \
-        if (result_ != XD_OK) return result_;   \
-    } while (0)
-
 enum { POSITIONS = 8, VOCABULARY = 1001 };
 
 static float logit(int64_t position, int64_t id) { return 4.0f * cosf((float)(position + 7 * id)); }
@@ -41,18 +35,18 @@ static xd_result run_rank(xd_comm *world, double *loss) {
     xd_vocab *vocab;
     xd_loss_values values;
     int64_t label[POSITIONS];
-    TRY(xd_vocab_create_even(ctx, world, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create_even(ctx, world, VOCABULARY, &vocab));
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
 
     float *logits = malloc((size_t)(POSITIONS * columns + 1) * sizeof *logits);
-    TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) logits[t * columns + c] = logit(t, info.begin + c);
     }
-    TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
-                                      .common.labels = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
+    XD_TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
+                                        .common.labels.data = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
     *loss = values.loss;
     free(logits);
     xd_vocab_destroy(vocab);
@@ -61,7 +55,7 @@ static xd_result run_rank(xd_comm *world, double *loss) {
 
 static xd_result join_world(xd_ctx *ctx, xd_comm **world) {
 #if defined(XD_MPI)
-    return xd_comm_mpi(ctx, MPI_COMM_WORLD, world);
+    return xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, world);
 #else
     return xd_comm_self(ctx, world);
 #endif

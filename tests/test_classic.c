@@ -52,7 +52,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     d.loss.teacher.data = w->teacher + begin;
     d.loss.common.gradient.data = w->gradient + begin;
     d.terms.data = w->terms + begin;
-    d.loss.common.labels = w->labels;
+    d.loss.common.labels = xd_ids_of(w->labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     d.loss.temperature = 2.0;
     const xd_result result = w->cosine ? xd_cosine_loss(xd_comm_ctx(world), &d.loss, &values)
@@ -122,7 +122,7 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     d.loss.vocab = vocab;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "no labels") != NULL);
-    d.loss.common.labels = w->labels;
+    d.loss.common.labels = xd_ids_of(w->labels, XD_DTYPE_I64);
     d.threshold = 1.5;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "threshold 1.5") != NULL);

@@ -120,7 +120,7 @@ static xd_result guarded_sort_ids(const xd_launch *launch, int64_t *ids, int64_t
     return leave(plain.rows.sort_ids(launch, ids, count));
 }
 
-static xd_result guarded_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result guarded_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                               const uint8_t *mask, int64_t rows, uint8_t *hits) {
     enter();
     return leave(plain.softmax.hits(launch, argmax, labels, mask, rows, hits));
@@ -243,7 +243,7 @@ static void call_loss(side *s, int variant) {
     d.student = rows_of(s->b->student);
     d.teacher = rows_of(s->b->teacher);
     d.common.gradient = rows_of(variant & 4 ? s->b->student : s->b->gradient);
-    d.common.labels = s->b->labels;
+    d.common.labels = xd_ids_of(s->b->labels, XD_DTYPE_I64);
     d.common.mask = s->b->mask;
     d.vocab = s->vocab;
     d.hard_weight = d.soft_weight = 1.0;
@@ -254,7 +254,7 @@ static void call_loss(side *s, int variant) {
     d.common.status = &s->b->status;
     d.divergence = (xd_divergence)(variant & 3);
     if (variant & 4) {
-        const xd_positions p = { ROWS, s->b->labels, false, 0, s->b->mask, s->b->weight };
+        const xd_positions p = { ROWS, { s->b->labels, XD_DTYPE_I64 }, false, 0, s->b->mask, s->b->weight };
         CHECK(xd_denominator_count(s->ctx, NULL, &p, 1, &s->b->denominator) == XD_OK);
         d.common.denominator = &s->b->denominator;
     }
@@ -274,7 +274,7 @@ static void call_topk(side *s, int variant) {
     if (variant & 4) {
         d.teacher = rows_of(s->b->teacher);
     } else {
-        d.ids = s->b->ids;
+        d.ids = xd_ids_of(s->b->ids, XD_DTYPE_I64);
         d.values = s->b->values;
     }
     d.common.row_loss = s->b->row_loss;
@@ -288,17 +288,23 @@ static void call_softmax(side *s, int variant) {
     board *b = s->b;
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
-    const xd_positions p = { ROWS, b->labels, false, 0, b->mask, NULL };
+    const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
     switch (variant) {
     case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
     case 2: CHECK(xd_log_softmax_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
-    case 3: CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, b->labels, b->lse) == XD_OK); break;
-    case 4:
-        CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, b->labels, b->weight, gradient) ==
-              XD_OK);
+    case 3:
+        CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                                  b->lse) == XD_OK);
         break;
-    case 5: CHECK(xd_gather_columns(s->ctx, s->vocab, student, b->ids, K, 0, b->picked) == XD_OK); break;
+    case 4:
+        CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                                           b->weight, gradient) == XD_OK);
+        break;
+    case 5:
+        CHECK(xd_gather_columns(s->ctx, s->vocab, student, xd_ids_of(b->ids, XD_DTYPE_I64), K, 0,
+                                b->picked) == XD_OK);
+        break;
     case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
     default:
@@ -333,7 +339,7 @@ XD_TEST(findings_of_a_device_are_read_when_asked_for) {
     side_open(&s, &guarded, &start, XD_REDUCTION_DETERMINISTIC);
     memset(&d, 0, sizeof d);
     d.student = rows_of(s.b->student);
-    d.common.labels = s.b->labels;
+    d.common.labels = xd_ids_of(s.b->labels, XD_DTYPE_I64);
     d.vocab = s.vocab;
     d.hard_weight = 1.0;
     CHECK(xd_loss(s.ctx, &d, &s.b->loss) == XD_ERROR_ARGUMENT); /* where would the finding go? */

@@ -106,7 +106,7 @@ static void topk_desc(const batch *b, const part *p, xd_topk_desc *d) {
     d->mode = modes[i];
     d->beta = 0.5;
     if (i < 5) { /* shipped values; else the student's own ids and teacher logits */
-        d->ids = b->ids + p->first * K;
+        d->ids = xd_ids_of(b->ids + p->first * K, XD_DTYPE_I64);
         d->values = b->values + p->first * K;
         memset(&d->teacher, 0, sizeof d->teacher);
     } else {
@@ -126,7 +126,7 @@ static xd_result run_case(xd_ctx *ctx, const batch *b, const part *p, const xd_v
     full.teacher = topk.teacher = rows_of(p, p->teacher);
     full.common.gradient = topk.common.gradient = rows_of(p, p->gradient);
     full.vocab = topk.vocab = vocab;
-    full.common.labels = topk.common.labels = b->labels + p->first;
+    full.common.labels = topk.common.labels = xd_ids_of(b->labels + p->first, XD_DTYPE_I64);
     full.common.mask = topk.common.mask = b->mask + p->first;
     full.common.row_weight = topk.common.row_weight = b->row_weight + p->first;
     full.common.row_loss = topk.common.row_loss = row_loss;
@@ -258,7 +258,7 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     p.student = copy_part(&p, b->student);
     memset(&d, 0, sizeof d);
     d.student = rows_of(&p, p.student);
-    d.common.labels = b->labels;
+    d.common.labels = xd_ids_of(b->labels, XD_DTYPE_I64);
     d.vocab = vocab;
     d.hard_weight = 1.0;
     if (rank == 1) d.label_smoothing = 3.0;

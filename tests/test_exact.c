@@ -299,7 +299,7 @@ static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, i
 
 static void fill_args(xd_loss_args *a, const double *scale, const int64_t *labels, const int64_t *offsets) {
     memset(a, 0, sizeof *a);
-    a->labels = labels;
+    a->labels = xd_ids_of(labels, XD_DTYPE_I64);
     a->row_scale = scale;
     a->offsets = offsets;
     a->shards = 1;

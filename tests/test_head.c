@@ -57,7 +57,7 @@ static problem *problem_new(int which, xd_dtype dtype) {
 /* The loss itself, without its inputs: cross entropy, forward KL, JSD, reverse KL with hard loss. */
 static void loss_of(const problem *p, xd_loss_desc *d) {
     static const xd_divergence kinds[4] = { XD_KL_FORWARD, XD_KL_FORWARD, XD_JSD, XD_KL_REVERSE };
-    d->common.labels = p->labels;
+    d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
     d->divergence = kinds[p->which];
     d->hard_weight = p->which == 1 || p->which == 2 ? 0.0 : 0.4;
     d->soft_weight = p->which == 0 ? 0.0 : 0.6;

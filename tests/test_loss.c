@@ -55,7 +55,7 @@ static void fixture_open(fixture *f, xd_reduction reduction) {
     f->desc.student = rows_of(f->student, XD_DTYPE_F32, ROWS, WIDTH);
     f->desc.teacher = rows_of(f->teacher, XD_DTYPE_F32, ROWS, WIDTH);
     f->desc.common.gradient = rows_of(f->gradient, XD_DTYPE_F32, ROWS, WIDTH);
-    f->desc.common.labels = f->labels;
+    f->desc.common.labels = xd_ids_of(f->labels, XD_DTYPE_I64);
     f->desc.common.mask = f->mask;
     f->desc.vocab = f->vocab;
     f->desc.hard_weight = f->desc.soft_weight = 1.0;
@@ -209,7 +209,7 @@ XD_TEST(nearly_one_hot_rows_keep_their_digits) {
     for (int i = 0; i < ROWS * WIDTH; i++)
         f.student[i] = f.teacher[i] = i % WIDTH == 0 ? 40.0f : (float)(i % 7);
     f.teacher[3] = 9.0f;
-    f.desc.common.labels = NULL;
+    f.desc.common.labels.data = NULL;
     f.desc.hard_weight = 0.0;
     f.desc.common.denominator_value = 1.0;
     f.desc.divergence = XD_KL_REVERSE;
@@ -368,7 +368,7 @@ XD_TEST(a_denominator_counts_weights_exactly) {
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
     memset(batches, 0, sizeof batches);
     batches[0].count = ROWS;
-    batches[0].labels = f.labels;
+    batches[0].labels = xd_ids_of(f.labels, XD_DTYPE_I64);
     batches[0].mask = f.mask;
     batches[0].weights = f.weight;
     batches[1].count = 3;

@@ -62,7 +62,7 @@ static xd_result step(xd_comm *world, parts *p) {
     const xd_rows student = { p->logits, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_rows gradient = { p->gradient, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_loss_desc loss = { .student = student,
-                                .common.labels = labels,
+                                .common.labels.data = labels,
                                 .vocab = p->vocab,
                                 .hard_weight = 1.0,
                                 .common.gradient = gradient };

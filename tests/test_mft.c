@@ -188,7 +188,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     d.loss.common.gradient =
         p->in_place ? d.loss.student : part(w->gradient, p->gradient_dtype, p, row, rows, begin, columns);
     d.terms = part(w->terms, XD_DTYPE_F32, p, row, rows, begin, columns);
-    d.loss.common.labels = p->labels + row;
+    d.loss.common.labels = xd_ids_of(p->labels + row, XD_DTYPE_I64);
     d.loss.common.mask = p->mask + row;
     d.loss.common.row_weight = p->row_weight + row;
     d.loss.temperature = p->temperature;
@@ -461,7 +461,7 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     const xd_rows x = { student, XD_DTYPE_F32, ROWS, 5, 0 }, y = { teacher, XD_DTYPE_F32, ROWS, 5, 0 };
     d.loss.student = x;
     d.loss.teacher = y;
-    d.loss.common.labels = p.labels;
+    d.loss.common.labels = xd_ids_of(p.labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     const size_t bytes = xd_loss_workspace_bytes(&d.loss);
     d.loss.common.workspace = malloc(bytes);
@@ -493,7 +493,7 @@ XD_TEST(losses_without_rows_or_a_teacher) {
     CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, 5, 5, &vocab), XD_OK);
     const xd_rows x = { logit, XD_DTYPE_F32, 1, 5, 0 };
     d.loss.student = x;
-    d.loss.common.labels = &label;
+    d.loss.common.labels = xd_ids_of(&label, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     d.loss.common.status = &status;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);

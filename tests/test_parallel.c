@@ -68,7 +68,7 @@ static void loss_of(xd_ctx *ctx, const xd_vocab *vocab, bool narrow, xd_divergen
                        : rows_of(teacher, XD_DTYPE_F32, ROWS, COLUMNS);
     d.common.gradient = narrow ? rows_of(gradient16, XD_DTYPE_BF16, ROWS, COLUMNS)
                                : rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
-    if (hard) d.common.labels = labels;
+    if (hard) d.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     if (hard) d.label_smoothing = 0.1;
     d.vocab = vocab;
     d.hard_weight = hard ? 0.5 : 0.0;
@@ -147,9 +147,11 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     keep(out, gradient, sizeof gradient);
     CHECK_EQ_INT(xd_log_softmax_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
     keep(out, gradient, sizeof gradient);
-    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, ids, numbers), XD_OK);
+    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), numbers), XD_OK);
     keep(out, numbers, sizeof numbers);
-    CHECK_EQ_INT(xd_target_log_probs_backward(ctx, vocab, x, 2.0, ids, row_weight, to), XD_OK);
+    CHECK_EQ_INT(
+        xd_target_log_probs_backward(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), row_weight, to),
+        XD_OK);
     keep(out, gradient, sizeof gradient);
 }
 
@@ -161,12 +163,12 @@ static void call_mft(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     d.loss.student = rows_of(student, XD_DTYPE_F32, ROWS, COLUMNS);
     d.loss.teacher = rows_of(teacher, XD_DTYPE_F32, ROWS, COLUMNS);
     d.loss.common.gradient = rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
-    d.loss.common.labels = labels;
+    d.loss.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_OK);
     keep(out, &values.loss, sizeof values.loss);
     keep(out, gradient, sizeof gradient);
-    d.loss.common.labels = NULL;
+    d.loss.common.labels.data = NULL;
     CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_OK);
     keep(out, &values.loss, sizeof values.loss);
     keep(out, gradient, sizeof gradient);
@@ -188,7 +190,7 @@ static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     d.weight_gradient = weight_gradient;
     d.loss.vocab = own;
     d.loss.hard_weight = 1.0;
-    d.loss.common.labels = labels;
+    d.loss.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     CHECK_EQ_INT(xd_head_loss(ctx, &d, &values), XD_OK);
     keep(out, &values.loss, sizeof values.loss);
     keep(out, hidden_gradient, sizeof hidden_gradient);
@@ -274,7 +276,8 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
             memset(&step, 0, sizeof step);
             CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
             step.gradient_scale = &norm.coefficient;
-            step.ema = i ? ema : NULL;
+            step.averages = &ema;
+            step.average_count = i;
             CHECK_EQ_INT(xd_optimizer_step(optimizer, &step, NULL), XD_OK);
             if (!i) CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
             keep(out, &norm.norm, sizeof norm.norm);

@@ -38,7 +38,7 @@ static void bench_release(void *user, void *memory) {
     free(memory);
 }
 
-static int bench_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
+static int bench_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     bench *b = (bench *)user;
     const int error = fails(b, true) ? 5 : b->real.open(NULL, path, mode, file);
     if (error == 0) b->opened++;

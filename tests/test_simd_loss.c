@@ -229,10 +229,10 @@ static void run_problem(const problem *p, xd_cpu_level level, outcome *out) {
     d.hard_weight = p->hard_weight;
     d.soft_weight = p->soft_weight;
     d.label_smoothing = p->smoothing;
-    if (p->hard_weight != 0.0) d.common.labels = p->labels;
+    if (p->hard_weight != 0.0) d.common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
     t.mode = (xd_topk_mode)p->topk;
     t.k = K;
-    t.ids = p->ids;
+    t.ids = xd_ids_of(p->ids, XD_DTYPE_I64);
     const xd_result result =
         p->topk < 0 ? xd_loss(ctx, &d, &out->values) : xd_topk_kl_loss(ctx, &t, &out->values);
     CHECK(result == XD_OK);

@@ -497,20 +497,21 @@ XD_TEST(sums_over_pieces_have_the_same_bits_on_every_level) {
 
 /* ---- a step that takes an average along ---- */
 
-enum { TRAIN_N = 600, TRAIN_PARAMS = 7 };
+enum { TRAIN_N = 600, TRAIN_PARAMS = 7, TRAIN_AVERAGES = 3 };
 
 typedef struct simd_model {
     xd_ctx *ctx;
     float value[TRAIN_PARAMS][TRAIN_N], gradient[TRAIN_N];
     xd_param params[TRAIN_PARAMS], copy[TRAIN_PARAMS];
     xd_optimizer *optimizer;
-    xd_ema *ema;
+    xd_ema *averages[TRAIN_AVERAGES];
+    int average_count;
 } simd_model;
 
 /* f32, bf16 and f16 parameters, one without gradient, a frozen one, a buffer, and a second name for the
- * first. */
-static void simd_model_open(simd_model *m, xd_cpu_level level, const xd_ema_desc *average,
-                            xd_optimizer_kind kind, bool other_list) {
+ * first. Average i is made over another list of the same when bit i of `other_lists` is set. */
+static void simd_model_open(simd_model *m, xd_cpu_level level, xd_optimizer_kind kind,
+                            const xd_ema_desc *averages, int average_count, unsigned other_lists) {
     static const char *const names[TRAIN_PARAMS] = { "a", "b", "c", "d", "e", "f", "g" };
     xd_optimizer_desc desc;
     memset(m, 0, sizeof *m);
@@ -537,11 +538,14 @@ static void simd_model_open(simd_model *m, xd_cpu_level level, const xd_ema_desc
     if (kind != XD_OPTIMIZER_ADAMW) desc.weight_decay = 0.0;
     CHECK(xd_optimizer_create(m->ctx, &desc, &m->optimizer) == XD_OK);
     memcpy(m->copy, m->params, sizeof m->copy);
-    CHECK(xd_ema_create(m->ctx, other_list ? m->copy : m->params, TRAIN_PARAMS, average, &m->ema) == XD_OK);
+    m->average_count = average_count;
+    for (int i = 0; i < average_count; i++)
+        CHECK(xd_ema_create(m->ctx, other_lists >> i & 1u ? m->copy : m->params, TRAIN_PARAMS, &averages[i],
+                            &m->averages[i]) == XD_OK);
 }
 
 static void simd_model_close(simd_model *m) {
-    xd_ema_destroy(m->ema);
+    for (int i = 0; i < TRAIN_AVERAGES; i++) xd_ema_destroy(m->averages[i]);
     xd_optimizer_destroy(m->optimizer);
     xd_ctx_destroy(m->ctx);
 }
@@ -552,29 +556,47 @@ static void simd_model_step(simd_model *m, int step, const xd_status *status, bo
     memset(&desc, 0, sizeof desc);
     for (int k = 0; k < TRAIN_N; k++) m->gradient[k] = ldexpf((float)(int32_t)simd_random(&seed), -31);
     desc.status = status;
-    if (together) desc.ema = m->ema;
+    desc.averages = m->averages;
+    if (together) desc.average_count = m->average_count;
     CHECK(xd_optimizer_step(m->optimizer, &desc, NULL) == XD_OK);
-    if (!together) CHECK(xd_ema_update(m->ema, XD_EMA_NEXT, status) == XD_OK);
+    for (int i = 0; i < m->average_count && !together; i++)
+        CHECK(xd_ema_update(m->averages[i], XD_EMA_NEXT, status) == XD_OK);
 }
 
-static void simd_model_compare(const simd_model *a, const simd_model *b) {
-    CHECK(memcmp(a->value, b->value, sizeof a->value) == 0);
-    CHECK_EQ_INT(xd_ema_describe(a->ema).iteration, xd_ema_describe(b->ema).iteration);
-    for (int64_t i = 0; i < xd_ema_count(a->ema); i++) {
-        const xd_param x = xd_ema_view(a->ema, i), y = xd_ema_view(b->ema, i);
+static void simd_model_compare_average(const xd_ema *a, const xd_ema *b) {
+    CHECK_EQ_INT(xd_ema_describe(a).iteration, xd_ema_describe(b).iteration);
+    for (int64_t i = 0; i < xd_ema_count(a); i++) {
+        const xd_param x = xd_ema_view(a, i), y = xd_ema_view(b, i);
         CHECK(memcmp(x.value, y.value, (size_t)x.count * xd_dtype_size(x.dtype)) == 0);
     }
 }
 
-XD_TEST(a_step_with_an_average_equals_a_step_and_an_update) {
-    static const xd_dtype shadows[3] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F64 };
+static void simd_model_compare(const simd_model *a, const simd_model *b) {
+    CHECK(memcmp(a->value, b->value, sizeof a->value) == 0);
+    for (int i = 0; i < a->average_count; i++) simd_model_compare_average(a->averages[i], b->averages[i]);
+}
+
+static void simd_steps_together_and_apart(xd_cpu_level level, xd_optimizer_kind kind,
+                                          const xd_ema_desc *averages, int average_count,
+                                          unsigned other_lists) {
     static simd_model together, apart;
     xd_status bad;
     memset(&bad, 0, sizeof bad);
     bad.not_finite = 1;
+    simd_model_open(&together, level, kind, averages, average_count, other_lists);
+    simd_model_open(&apart, level, kind, averages, average_count, 0);
+    for (int step = 0; step < 5; step++) {
+        simd_model_step(&together, step, step == 3 ? &bad : NULL, true);
+        simd_model_step(&apart, step, step == 3 ? &bad : NULL, false);
+        simd_model_compare(&together, &apart);
+    }
+    simd_model_close(&together);
+    simd_model_close(&apart);
+}
+
+XD_TEST(a_step_with_an_average_equals_a_step_and_an_update) {
+    static const xd_dtype shadows[3] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F64 };
     for (int round = 0; round < 24; round++) {
-        const xd_cpu_level level = round % 2 ? XD_CPU_BEST : XD_CPU_PLAIN;
-        const xd_optimizer_kind kind = (xd_optimizer_kind)(round % 3);
         xd_ema_desc average;
         memset(&average, 0, sizeof average);
         average.decay = 0.9;
@@ -582,35 +604,83 @@ XD_TEST(a_step_with_an_average_equals_a_step_and_an_update) {
         average.start_iteration = round % 4;
         average.init_from_current = round % 5 == 0;
         average.compat_credit = round % 6 == 5;
-        simd_model_open(&together, level, &average, kind, round % 8 == 7);
-        simd_model_open(&apart, level, &average, kind, false);
-        for (int step = 0; step < 5; step++) {
-            simd_model_step(&together, step, step == 3 ? &bad : NULL, true);
-            simd_model_step(&apart, step, step == 3 ? &bad : NULL, false);
-            simd_model_compare(&together, &apart);
-        }
-        simd_model_close(&together);
-        simd_model_close(&apart);
+        simd_steps_together_and_apart(round % 2 ? XD_CPU_BEST : XD_CPU_PLAIN, (xd_optimizer_kind)(round % 3),
+                                      &average, 1, round % 8 == 7);
     }
 }
 
-XD_TEST(a_step_whose_average_has_lost_its_parameters_changes_nothing) {
-    static simd_model m, before;
-    simd_model_open(&m, XD_CPU_BEST, NULL, XD_OPTIMIZER_ADAMW, true);
-    simd_model_step(&m, 0, NULL, true);
-    xd_ema_destroy(m.ema);
-    static xd_param list[1];
-    list[0] = m.params[0];
-    m.ema = NULL;
-    CHECK(xd_ema_create(m.ctx, list, 1, NULL, &m.ema) == XD_OK);
-    list[0].count--;
-    before = m;
+XD_TEST(a_step_with_three_averages_equals_a_step_and_three_updates) {
+    xd_ema_desc averages[TRAIN_AVERAGES];
+    for (int i = 0; i < TRAIN_AVERAGES; i++) averages[i] = xd_ema_defaults(XD_EMA_CONSTANT);
+    averages[0].decay = 0.9;
+    averages[0].start_iteration =
+        2; /* the second one averages before it: the one that is taken along changes */
+    averages[1].decay = 0.5;
+    averages[1].dtype = XD_DTYPE_BF16;
+    averages[2] = xd_ema_defaults(XD_EMA_RAMP);
+    averages[2].compat_credit = true;
+    for (unsigned other_lists = 0; other_lists < 8; other_lists++)
+        simd_steps_together_and_apart(other_lists % 2 ? XD_CPU_PLAIN : XD_CPU_BEST,
+                                      (xd_optimizer_kind)(other_lists % 3), averages, TRAIN_AVERAGES,
+                                      other_lists);
+}
+
+XD_TEST(a_step_with_a_list_of_no_average_is_a_plain_step) {
+    static simd_model listed, plain;
+    simd_model_open(&listed, XD_CPU_BEST, XD_OPTIMIZER_ADAMW, NULL, 0, 0);
+    simd_model_open(&plain, XD_CPU_BEST, XD_OPTIMIZER_ADAMW, NULL, 0, 0);
+    simd_model_step(&listed, 0, NULL, true);
+    memcpy(plain.gradient, listed.gradient, sizeof plain.gradient);
+    CHECK(xd_optimizer_step(plain.optimizer, NULL, NULL) == XD_OK);
+    CHECK(memcmp(plain.value, listed.value, sizeof plain.value) == 0);
+    CHECK_EQ_INT(*xd_optimizer_state_at(listed.optimizer, 0).step, 1);
+    simd_model_close(&plain);
+    simd_model_close(&listed);
+}
+
+/* A step with this list of averages is refused and changes nothing. */
+static void simd_step_refused(simd_model *m, xd_ema *const *averages, int count, xd_result expected,
+                              const char *message) {
+    static simd_model before;
     xd_optimizer_step_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.ema = m.ema;
-    CHECK(xd_optimizer_step(m.optimizer, &desc, NULL) == XD_ERROR_STATE);
-    CHECK(memcmp(before.value, m.value, sizeof m.value) == 0);
-    CHECK_EQ_INT(*xd_optimizer_state_at(m.optimizer, 0).step, 1);
+    desc.averages = averages;
+    desc.average_count = count;
+    before = *m;
+    const int64_t step = *xd_optimizer_state_at(m->optimizer, 0).step;
+    const int64_t iteration = xd_ema_describe(m->averages[0]).iteration;
+    CHECK(xd_optimizer_step(m->optimizer, &desc, NULL) == expected);
+    CHECK_EQ_STR(xd_last_error(m->ctx)->message, message);
+    CHECK(memcmp(before.value, m->value, sizeof m->value) == 0);
+    CHECK_EQ_INT(*xd_optimizer_state_at(m->optimizer, 0).step, step);
+    CHECK_EQ_INT(xd_ema_describe(m->averages[0]).iteration, iteration);
+}
+
+XD_TEST(a_list_of_averages_with_a_hole_is_refused) {
+    static simd_model m;
+    const xd_ema_desc average[1] = { xd_ema_defaults(XD_EMA_CONSTANT) };
+    simd_model_open(&m, XD_CPU_BEST, XD_OPTIMIZER_ADAMW, average, 1, 0);
+    simd_model_step(&m, 0, NULL, true);
+    xd_ema *const hole[3] = { m.averages[0], NULL, m.averages[0] };
+    xd_ema *const twice[2] = { m.averages[0], m.averages[0] };
+    simd_step_refused(&m, hole, 3, XD_ERROR_ARGUMENT, "average 1 of 3 is NULL");
+    simd_step_refused(&m, twice, 2, XD_ERROR_ARGUMENT, "averages 0 and 1 are the same one");
+    simd_step_refused(&m, twice, -2, XD_ERROR_ARGUMENT, "-2 averages");
+    simd_step_refused(&m, NULL, 2, XD_ERROR_ARGUMENT, "2 averages at NULL");
+    simd_model_close(&m);
+}
+
+XD_TEST(a_step_whose_average_has_lost_its_parameters_changes_nothing) {
+    static simd_model m;
+    static xd_param list[1];
+    const xd_ema_desc average[1] = { xd_ema_defaults(XD_EMA_CONSTANT) };
+    simd_model_open(&m, XD_CPU_BEST, XD_OPTIMIZER_ADAMW, average, 1, 1);
+    simd_model_step(&m, 0, NULL, true);
+    list[0] = m.params[0];
+    CHECK(xd_ema_create(m.ctx, list, 1, NULL, &m.averages[1]) == XD_OK);
+    list[0].count--;
+    simd_step_refused(&m, m.averages, 2, XD_ERROR_STATE,
+                      "a: value, dtype, count or flags changed since creation");
     simd_model_close(&m);
 }
 

@@ -102,16 +102,16 @@ static void run_level(const simd_problem *p, xd_cpu_level level, simd_result *r)
     t.student_chunks = p->student_chunks;
     t.teacher_chunks = p->teacher_chunks;
     t.chunks = CHUNKS;
-    t.projection = &projection;
-    t.map = &map;
+    t.projected.projection = &projection;
+    t.gold.map = &map;
     d.student = x;
-    d.gradient = g;
+    d.common.gradient = g;
     d.vocab = vocab;
-    d.labels = p->labels;
+    d.common.labels.data = p->labels;
     d.teachers = &t;
     d.teacher_count = 1;
     d.teacher_values = &r->teacher;
-    d.status = &r->status;
+    d.common.status = &r->status;
     CHECK(xd_xtoken_loss(ctx, &d, &r->values) == XD_OK);
     r->gradient = (float *)malloc(ROWS * WIDTH * sizeof(float));
     for (int64_t i = 0; i < ROWS * WIDTH; i++) r->gradient[i] = (float)xd_load_f64(gradient, dtype, i);
@@ -234,7 +234,7 @@ XD_TEST(every_level_has_the_moments_of_the_plain_one) {
         a.x.logits.cols = a.x.columns = TEACHER;
         a.x.rows = rows;
         a.x.count = COUNT;
-        a.labels = labels;
+        a.labels.data = labels;
         a.entropy = form % 2 == 1;
         XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
             xd_ctx_desc desc;

@@ -55,7 +55,7 @@ static void fixture_open(fixture *f) {
     f->desc.common.gradient = rows_of(f->gradient, ROWS, VOCAB);
     f->desc.vocab = f->vocab;
     f->desc.k = K;
-    f->desc.ids = f->ids;
+    f->desc.ids = xd_ids_of(f->ids, XD_DTYPE_I64);
     f->desc.values = f->values;
     f->desc.common.row_loss = f->row_loss;
     f->desc.student_mass = f->student_mass;
@@ -139,7 +139,7 @@ XD_TEST(all_ids_make_the_whole_loss) {
             full.divergence = f.desc.divergence = kinds[kind];
             CHECK(xd_loss(f.ctx, &full, &values) == XD_OK);
             f.desc.values = NULL;
-            f.desc.ids = NULL;
+            f.desc.ids.data = NULL;
             f.desc.k = VOCAB;
             f.desc.mode = (xd_topk_mode)mode;
             CHECK_NEAR(loss_of(&f), values.loss, xd_test_f32(1e-13, 1.0));
@@ -194,7 +194,7 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
         f.desc.common.workspace = NULL;
         if (own) {
             f.desc.teacher = f.desc.student;
-            f.desc.ids = NULL;
+            f.desc.ids.data = NULL;
             f.desc.values = NULL;
         }
         const double loss = loss_of(&f);
@@ -247,7 +247,7 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     CHECK(xd_row_stats(ctx, vocab, rows, 0.5, log_sum, argmax) == XD_OK);
     CHECK_EQ_INT(argmax[0], 2);
     CHECK_EQ_INT(argmax[1], 7);
-    CHECK(xd_target_log_probs(ctx, vocab, rows, 0.5, labels, log_probs) == XD_OK);
+    CHECK(xd_target_log_probs(ctx, vocab, rows, 0.5, xd_ids_of(labels, XD_DTYPE_I64), log_probs) == XD_OK);
     CHECK(xd_log_softmax(ctx, vocab, rows, 0.5, rows_of(out, 2, end - begin)) == XD_OK);
     for (int r = 0; r < 2; r++) {
         double total = 0.0;
@@ -261,10 +261,10 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     xd_positions positions;
     memset(&positions, 0, sizeof positions);
     positions.count = 2;
-    positions.labels = labels;
+    positions.labels = xd_ids_of(labels, XD_DTYPE_I64);
     CHECK(xd_accuracy(ctx, vocab, rows, &positions, NULL, &accuracy) == XD_OK);
     CHECK_NEAR(accuracy, 0.5, 0);
-    CHECK(xd_gather_columns(ctx, vocab, rows, labels, 2, 0, values) == XD_OK);
+    CHECK(xd_gather_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
     CHECK(values[0] == (double)whole[2] && values[3] == (double)whole[VOCAB + 5]);
     CHECK(xd_vocab_topk_columns(ctx, vocab, rows, NULL, NULL, 6, columns, importance) == XD_OK);
     static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
@@ -289,7 +289,7 @@ XD_TEST(labels_follow_any_list_of_positions) {
     d.sequences = 2;
     d.length = 8;
     d.held = 4;
-    d.ids = ids;
+    d.ids = xd_ids_of(ids, XD_DTYPE_I64);
     d.positions = positions;
     CHECK(xd_load_balanced_positions(ctx, 8, 0, 2, positions) == XD_OK);
     CHECK(xd_next_token_labels(ctx, &d, labels) == XD_OK);
@@ -318,7 +318,7 @@ static xd_result shift_rank(xd_comm *world, void *argument) {
     d.length = 12;
     d.positions = positions;
     d.held = 4;
-    d.ids = ids;
+    d.ids = xd_ids_of(ids, XD_DTYPE_I64);
     d.mask = mask;
     d.comm = world;
     CHECK(xd_next_token_labels(ctx, &d, labels) == XD_OK);
@@ -359,7 +359,7 @@ static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t row
     CHECK(xd_vocab_topk_columns(ctx, vocab, x, NULL, NULL, k, ids, NULL) == XD_OK);
     CHECK(xd_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
     CHECK(xd_log_softmax(ctx, vocab, x, 0.0, y) == XD_OK);
-    CHECK(xd_gather_columns(ctx, vocab, x, ids, k, 0, values) == XD_OK);
+    CHECK(xd_gather_columns(ctx, vocab, x, xd_ids_of(ids, XD_DTYPE_I64), k, 0, values) == XD_OK);
 }
 
 XD_TEST(the_same_calls_again_allocate_nothing) {

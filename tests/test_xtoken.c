@@ -87,8 +87,8 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     t.teacher_chunks = teacher_chunks;
     t.chunks = 4;
     t.chunk_exact = exact;
-    t.projection = &projection;
-    t.map = &map;
+    t.projected.projection = &projection;
+    t.gold.map = &map;
     d.student = rows_of(e->student, 6, 8);
     d.vocab = vocab;
     d.teachers = &t;
@@ -101,7 +101,7 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
         d.tail = size ? size : 8192;
     else
         d.columns = size ? size : 8192;
-    if (gradient) d.gradient = rows_of(gradient, 6, 8);
+    if (gradient) d.common.gradient = rows_of(gradient, 6, 8);
     CHECK(xd_xtoken_loss(ctx, &d, &values) == XD_OK);
     xd_projection_destroy(ctx, &projection);
     xd_exact_map_destroy(ctx, &map);
@@ -155,10 +155,10 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     for (int i = 0; i < STUDENT_ROWS; i++)
         p.student_chunks[i] = i % STUDENT_LENGTH < CHUNKS ? i % STUDENT_LENGTH : -1;
     open_call(&p, &c);
-    c.teachers[0].projection = &identity;
+    c.teachers[0].projected.projection = &identity;
     c.teachers[0].logits = rows_of(p.student, STUDENT_ROWS, STUDENT_SIZE);
     c.teachers[0].teacher_chunks = p.student_chunks;
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     c.d.columns = 8192;
     CHECK_NEAR(run_call(&p, &c).loss, 0.0, 1e-7); /* both sides' logarithms are of f32 */
     for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) CHECK_NEAR(c.gradient[i], 0.0, 1e-7);
@@ -175,7 +175,7 @@ XD_TEST(the_gradient_may_overwrite_the_logits_of_one_teacher_but_not_of_several)
         open_problem(&p, (xd_xtoken_kind)kind);
         open_call(&p, &c);
         run_call(&p, &c);
-        c.d.gradient.data = p.student;
+        c.d.common.gradient.data = p.student;
         c.d.teacher_count = 2;
         c.teachers[1] = c.teachers[0];
         CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
@@ -216,7 +216,7 @@ XD_TEST(exact_only_and_sample_weights_choose_the_chunks) {
     p.sample_weight[1] = 0.0f;
     run_call(&p, &c);
     CHECK_NEAR(c.teacher_values[0].denominator, 3.0, 1e-12);
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     run_call(&p, &c);
     for (int i = STUDENT_LENGTH * STUDENT_SIZE; i < STUDENT_ROWS * STUDENT_SIZE; i++)
         CHECK(c.gradient[i] == 0.0f);
@@ -241,6 +241,115 @@ XD_TEST(nothing_counted_is_zero_and_told) {
     }
 }
 
+XD_TEST(a_masked_position_counts_as_one_without_weight) {
+    for (int kind = 0; kind < 3; kind++) {
+        uint8_t mask[STUDENT_ROWS];
+        problem p;
+        call masked, weighed;
+        memset(mask, 7, sizeof mask);
+        mask[2] = mask[9] = 0;
+        open_problem(&p, (xd_xtoken_kind)kind);
+        open_call(&p, &masked);
+        open_call(&p, &weighed);
+        p.labels[2] = STUDENT_SIZE; /* nobody looks at it */
+        masked.d.common.mask = mask;
+        const double tokens = run_call(&p, &masked).tokens;
+        p.row_weight[2] = p.row_weight[9] = 0.0f;
+        const xd_xtoken_values values = run_call(&p, &weighed);
+        CHECK(values.tokens == tokens && tokens > 0.0);
+        CHECK_EQ_INT(masked.status.label_out_of_range, 0);
+        CHECK(memcmp(masked.gradient, weighed.gradient, sizeof masked.gradient) == 0);
+        CHECK(memcmp(masked.teacher_values, weighed.teacher_values, sizeof masked.teacher_values) == 0);
+        xd_vocab_destroy(masked.vocab);
+        xd_vocab_destroy(weighed.vocab);
+        close_problem(&p);
+    }
+}
+
+XD_TEST(labels_of_32_bits_are_those_of_64) {
+    for (int kind = 0; kind < 5; kind++) {
+        int32_t labels[STUDENT_ROWS], others[TEACHER_ROWS];
+        problem p;
+        call c, narrow;
+        if (kind == 3) continue; /* a cache has its own */
+        open_problem(&p, (xd_xtoken_kind)kind);
+        open_call(&p, &c);
+        open_call(&p, &narrow);
+        c.d.score = narrow.d.score = XD_XTOKEN_SCORE_CE;
+        for (int i = 0; i < STUDENT_ROWS; i++) labels[i] = (int32_t)p.labels[i];
+        for (int i = 0; i < TEACHER_ROWS; i++) others[i] = (int32_t)p.teacher_labels[i];
+        narrow.d.common.labels = xd_ids_of(labels, XD_DTYPE_I32);
+        if (narrow.teachers[0].labels.data) narrow.teachers[0].labels = xd_ids_of(others, XD_DTYPE_I32);
+        const xd_xtoken_values values = run_call(&p, &c), same = run_call(&p, &narrow);
+        CHECK(memcmp(&values, &same, sizeof same) == 0);
+        CHECK(memcmp(c.gradient, narrow.gradient, sizeof c.gradient) == 0);
+        CHECK(memcmp(c.teacher_values, narrow.teacher_values, sizeof c.teacher_values) == 0);
+        xd_vocab_destroy(c.vocab);
+        xd_vocab_destroy(narrow.vocab);
+        close_problem(&p);
+    }
+}
+
+/* A power of two, so that nothing is rounded otherwise. */
+XD_TEST(the_scale_multiplies_loss_and_gradient) {
+    for (int kind = 0; kind < 6; kind++) {
+        const double scale = 4.0, nothing = (double)NAN;
+        problem p;
+        call c, scaled;
+        open_problem(&p, kind < 3 ? (xd_xtoken_kind)kind : kind == 3 ? XD_XTOKEN_LIKELIHOOD : XD_XTOKEN_GOLD);
+        if (kind == 5) p.kinds[1] = XD_XTOKEN_SAME;
+        if (kind == 5) p.teacher_count = 2;
+        open_call(&p, &c);
+        open_call(&p, &scaled);
+        c.d.balance = scaled.d.balance = kind == 4;
+        scaled.d.common.scale = &scale;
+        const xd_xtoken_values one = run_call(&p, &c), four = run_call(&p, &scaled);
+        CHECK(one.loss != 0.0 && four.loss == 4.0 * one.loss);
+        CHECK(four.kd == 4.0 * one.kd && four.ce == 4.0 * one.ce && four.balance == one.balance);
+        CHECK(four.kd_weight == one.kd_weight);
+        CHECK(scaled.teacher_values[0].kd == 4.0 * c.teacher_values[0].kd);
+        CHECK(scaled.teacher_values[0].divergence == c.teacher_values[0].divergence);
+        for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++)
+            CHECK(scaled.gradient[i] == 4.0f * c.gradient[i]);
+        scaled.d.common.scale = &nothing;
+        CHECK(run_call(&p, &scaled).loss == 0.0);
+        CHECK_EQ_INT(scaled.status.not_finite, 1);
+        CHECK_EQ_INT(scaled.status.first_row, 0);
+        for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) CHECK(scaled.gradient[i] == 0.0f);
+        xd_vocab_destroy(c.vocab);
+        xd_vocab_destroy(scaled.vocab);
+        close_problem(&p);
+    }
+}
+
+XD_TEST(the_denominator_of_the_step_is_taken_as_it_was_counted) {
+    for (int kind = 0; kind < 3; kind += 2) { /* PROJECTED and SAME */
+        problem p;
+        call c, given;
+        xd_denominator counted, nothing;
+        open_problem(&p, (xd_xtoken_kind)kind);
+        open_call(&p, &c);
+        open_call(&p, &given);
+        const xd_positions all = { STUDENT_ROWS, { p.labels, XD_DTYPE_I64 }, false, 0, NULL, NULL };
+        const xd_positions none = { 0, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+        CHECK(xd_denominator_count(p.ctx, NULL, &all, 1, &counted) == XD_OK && counted.value > 0.0);
+        CHECK(xd_denominator_count(p.ctx, NULL, &none, 1, &nothing) == XD_OK && nothing.inverse == 0.0);
+        c.d.common.denominator_value = counted.value;
+        given.d.common.denominator = &counted;
+        given.d.common.denominator_value = 3.0; /* not looked at */
+        const xd_xtoken_values values = run_call(&p, &c), same = run_call(&p, &given);
+        CHECK(memcmp(&values, &same, sizeof same) == 0);
+        CHECK(memcmp(c.gradient, given.gradient, sizeof c.gradient) == 0);
+        given.d.common.denominator = &nothing;
+        CHECK(run_call(&p, &given).ce == 0.0);
+        CHECK_EQ_INT(given.status.nothing_counted, kind == 2);
+        for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE && kind == 2; i++) CHECK(given.gradient[i] == 0.0f);
+        xd_vocab_destroy(c.vocab);
+        xd_vocab_destroy(given.vocab);
+        close_problem(&p);
+    }
+}
+
 XD_TEST(a_chunk_with_a_logit_that_is_not_finite_has_no_loss_and_is_counted) {
     for (int kind = 0; kind < 3; kind++) {
         problem p;
@@ -248,13 +357,13 @@ XD_TEST(a_chunk_with_a_logit_that_is_not_finite_has_no_loss_and_is_counted) {
         xd_xtoken_values values;
         open_problem(&p, (xd_xtoken_kind)kind);
         open_call(&p, &c);
-        c.d.labels = NULL;
+        c.d.common.labels.data = NULL;
         p.student[1 * STUDENT_SIZE + 4] = NAN; /* position 1: chunk 1, with position 2 */
         values = run_call(&p, &c);
         CHECK(isfinite(values.loss));
         CHECK_EQ_INT(c.status.not_finite, 1);
         for (int v = 0; v < STUDENT_SIZE; v++) CHECK(c.gradient[STUDENT_SIZE + v] == 0.0f);
-        c.d.status = NULL;
+        c.d.common.status = NULL;
         CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_DATA);
         xd_vocab_destroy(c.vocab);
         close_problem(&p);
@@ -266,7 +375,7 @@ XD_TEST(a_logit_of_minus_infinity_is_a_token_without_probability) {
     call c;
     open_problem(&p, XD_XTOKEN_PROJECTED);
     open_call(&p, &c);
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     for (int t = 0; t < STUDENT_ROWS; t++) p.student[t * STUDENT_SIZE + 5] = -INFINITY;
     CHECK(isfinite(run_call(&p, &c).loss));
     CHECK_EQ_INT(c.status.not_finite, 0);
@@ -305,7 +414,7 @@ XD_TEST(bf16_logits_are_the_f32_logits_they_stand_for) {
         c.teachers[0].logits.data = teacher;
         c.d.student.dtype = c.teachers[0].logits.dtype = XD_DTYPE_BF16;
         CHECK_NEAR(run_call(&p, &c).loss, loss, 1e-6); /* sums may take bf16 in another order */
-        c.d.gradient = c.d.student;                    /* over the logits */
+        c.d.common.gradient = c.d.student;             /* over the logits */
         run_call(&p, &c);
         for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++)
             CHECK(student[i] == xd_bf16_from_f32(c.gradient[i]));
@@ -341,16 +450,16 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     xd_xtoken_values values;
     open_problem(&p, XD_XTOKEN_GOLD);
     open_call(&p, &c);
-    c.d.workspace_bytes = xd_xtoken_workspace_bytes(&c.d);
-    CHECK(c.d.workspace_bytes > 0);
-    c.d.workspace = malloc(c.d.workspace_bytes);
+    c.d.common.workspace_bytes = xd_xtoken_workspace_bytes(&c.d);
+    CHECK(c.d.common.workspace_bytes > 0);
+    c.d.common.workspace = malloc(c.d.common.workspace_bytes);
     run_call(&p, &c);
     c.d.tile = -1;
     CHECK(xd_xtoken_workspace_bytes(&c.d) == 0);
     c.d.tile = 0;
-    c.d.workspace_bytes--;
+    c.d.common.workspace_bytes--;
     CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
-    free(c.d.workspace);
+    free(c.d.common.workspace);
     xd_vocab_destroy(c.vocab);
     CHECK(xd_vocab_create(p.ctx, NULL, 0, 128256, 128256, &c.vocab) == XD_OK);
     c.d.vocab = c.vocab;
@@ -400,7 +509,7 @@ XD_TEST(bad_settings_are_refused_with_their_numbers) {
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "0 columns");
     c.d.kd_weight = c.d.ce_weight = 0.0;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is 0, kd_weight 0");
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     c.teachers[0].weight = 0.0;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "without labels, kd_weight 0.8 with teachers of weight 0");
     c.d.teacher_count = 0;
@@ -414,11 +523,17 @@ XD_TEST(bad_settings_are_refused_with_their_numbers) {
     c.d.mode = XD_XTOKEN_SELECT;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "mode SUM");
     c.d.score = XD_XTOKEN_SCORE_CE;
-    c.teachers[0].labels = NULL;
+    c.teachers[0].labels.data = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "teacher 0 has no labels");
     c.d.balance = true;
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "balance needs labels");
+    c.d.common.labels.dtype = XD_DTYPE_F32;
+    check_refused(&p, &c, XD_ERROR_DTYPE, "labels are F32");
+    c.teachers[0].labels.dtype = XD_DTYPE_U8;
+    check_refused(&p, &c, XD_ERROR_DTYPE, "labels of a teacher are U8");
+    c.d.common.row_loss = c.gradient;
+    check_refused(&p, &c, XD_ERROR_ARGUMENT, "chunks have losses, not the 14 rows");
     c.d.kd_weight = (double)NAN;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "must be finite");
     c.d.tile = 65537;
@@ -459,7 +574,7 @@ XD_TEST(bad_teachers_are_refused_with_their_numbers) {
     p.teacher_chunks[4] = -2;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "chunk id -2 of teacher row 4");
     p.teacher_chunks[4] = 2;
-    c.teachers[0].projection = NULL;
+    c.teachers[0].projected.projection = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no projection");
     p.projection.student_size--;
     check_refused(&p, &c, XD_ERROR_SHAPE, "12 rows but the student's vocabulary 13");

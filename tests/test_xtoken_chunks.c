@@ -65,7 +65,7 @@ static xd_xtoken_teacher same_teacher(problem *p) {
     xd_xtoken_teacher t = teacher_of(p, 0);
     t.logits.rows = STUDENT_ROWS;
     t.teacher_chunks = p->student_chunks;
-    t.projection = NULL;
+    t.cached.projection = NULL;
     return t;
 }
 
@@ -112,7 +112,7 @@ static double cached_divergence(problem *p, const xd_xtoken_teacher *t, double *
                teachers = 0.0;
         for (int i = 0; i < STUDENT_ROWS; i++) {
             if (i / STUDENT_LENGTH != b || t->student_chunks[i] != c) continue;
-            project_row(p, i, t->projection, y);
+            project_row(p, i, t->cached.projection, y);
             for (int u = 0; u < STUDENT_SIZE; u++) q[u] += y[u];
             students += 1.0;
         }
@@ -121,7 +121,8 @@ static double cached_divergence(problem *p, const xd_xtoken_teacher *t, double *
             double probabilities[CACHED_IDS];
             if (i / (t->logits.rows / SEQUENCES) != b || t->teacher_chunks[i] != c) continue;
             CHECK_EQ_INT(
-                xd_teacher_cache_entries(p->ctx, p->cache, t->cache_positions[i], ids, probabilities), XD_OK);
+                xd_teacher_cache_entries(p->ctx, p->cache, t->cached.positions[i], ids, probabilities),
+                XD_OK);
             for (int j = 0; j < CACHED_IDS; j++) a[ids[j]] += probabilities[j];
             teachers += 1.0;
         }
@@ -252,16 +253,16 @@ XD_TEST(a_long_text_is_cut_into_tiles) {
     c.d.vocab = c.vocab;
     c.d.student = rows_of(student, LENGTH, SIZE);
     c.d.sequences = 1;
-    c.d.labels = NULL;
-    c.d.row_weight = NULL;
+    c.d.common.labels.data = NULL;
+    c.d.common.row_weight = NULL;
     c.teachers[0].logits.rows = LENGTH;
-    c.teachers[0].student_chunks = c.teachers[0].teacher_chunks = c.teachers[0].cache_positions = places;
+    c.teachers[0].student_chunks = c.teachers[0].teacher_chunks = c.teachers[0].cached.positions = places;
     c.teachers[0].chunks = LENGTH;
     c.teachers[0].chunk_mask = c.teachers[0].chunk_exact = NULL;
-    c.teachers[0].projection = NULL;
+    c.teachers[0].cached.projection = NULL;
     for (int i = 0; i < 2; i++) {
         c.d.tile = i == 0 ? 0 : 64;
-        c.d.gradient = rows_of(student + (2 + i) * LENGTH * SIZE, LENGTH, SIZE);
+        c.d.common.gradient = rows_of(student + (2 + i) * LENGTH * SIZE, LENGTH, SIZE);
         values[i] = run_call(&p, &c);
     }
     CHECK_EQ_INT((int)c.teacher_values[0].compared, LENGTH);
@@ -473,11 +474,11 @@ XD_TEST(a_cache_that_does_not_fit_is_refused) {
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "cached at temperature 1.5, the loss is at 1");
     memset(&origin, 0, sizeof origin);
     origin.teacher_hash = 78;
-    c.teachers[0].origin = &origin;
+    c.teachers[0].cached.origin = &origin;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "000000000000004e");
-    c.teachers[0].cache = NULL;
+    c.teachers[0].cached.cache = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no cache");
-    c.teachers[0].cache_positions = NULL;
+    c.teachers[0].cached.positions = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no positions");
     p.cache_positions[3] = SEQUENCES * TEACHER_LENGTH;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "row 3 is position 18 of a cache of 18");
@@ -488,11 +489,11 @@ XD_TEST(a_cache_that_does_not_fit_is_refused) {
     check_refused(&p, &c, XD_ERROR_SHAPE, "12 ids but its cache 11");
     wrong = p.projection;
     wrong.teacher_size--;
-    c.teachers[0].projection = &wrong;
+    c.teachers[0].cached.projection = &wrong;
     check_refused(&p, &c, XD_ERROR_SHAPE, "10 columns but its cache 11");
     wrong = p.projection;
     wrong.student_size--;
-    c.teachers[0].projection = &wrong;
+    c.teachers[0].cached.projection = &wrong;
     check_refused(&p, &c, XD_ERROR_SHAPE, "12 rows but the student's vocabulary 13");
     c.teachers[0].logits.data = p.teacher;
     check_refused(&p, &c, XD_ERROR_SHAPE, "beside its cache");
@@ -510,12 +511,12 @@ XD_TEST(likelihoods_without_labels_are_refused) {
     call c;
     open_likelihood(&p, XD_REDUCTION_DETERMINISTIC, 2);
     open_call(&p, &c);
-    c.d.labels = NULL;
+    c.d.common.labels.data = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "the student has no labels");
-    c.d.labels = p.labels;
-    c.teachers[0].labels = NULL;
+    c.d.common.labels.data = p.labels;
+    c.teachers[0].labels.data = NULL;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "neither labels nor");
-    c.teachers[0].likelihood = (xd_likelihood_form)2;
+    c.teachers[0].likelihood.form = (xd_likelihood_form)2;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "form 2");
     p.chunk_length[7] = 0.0f;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "chunk 1 of sequence 1 has length 0");

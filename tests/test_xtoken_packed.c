@@ -50,7 +50,7 @@ static void shift(xd_ctx *ctx, tokens *t, int64_t *positions) {
     d.sequences = 1;
     d.length = d.held = t->count;
     d.positions = positions;
-    d.ids = t->ids;
+    d.ids = xd_ids_of(t->ids, XD_DTYPE_I64);
     d.mask = t->starts;
     d.has_ignore_index = true;
     d.ignore_index = -1;
@@ -116,10 +116,10 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
     kd.teacher_chunks = teacher.shifted;
     kd.chunks = CHUNKS;
     kd.chunk_mask = exists;
-    kd.projection = &projection;
+    kd.projected.projection = &projection;
     kd.denominator_value = 10.0;
     d.student = rows_of(x, student.count, STUDENT_SIZE);
-    d.gradient = rows_of(g, student.count, STUDENT_SIZE);
+    d.common.gradient = rows_of(g, student.count, STUDENT_SIZE);
     d.vocab = vocab;
     d.teachers = &kd;
     d.teacher_count = 1;

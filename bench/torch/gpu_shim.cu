@@ -106,7 +106,7 @@ extern "C" shim *shim_loss(int, int dtype, int64_t rows, int64_t cols, void *stu
     d->beta = 0.5;
     d->hard_weight = labels ? 1.0 : 0.0;
     d->soft_weight = teacher ? 1.0 : 0.0;
-    d->common.labels = labels;
+    d->common.labels.data = labels;
     d->temperature = temperature;
     d->common.denominator_value = (double)rows;
     d->common.status = s->status;
@@ -132,7 +132,7 @@ extern "C" shim *shim_head(int, int64_t rows, int64_t cols, int64_t width, void 
     d->weight_gradient = weight_gradient;
     d->bf16 = true;
     d->loss.vocab = s->vocab;
-    d->loss.common.labels = labels;
+    d->loss.common.labels.data = labels;
     d->loss.hard_weight = 1.0;
     d->loss.common.denominator_value = (double)rows;
     d->loss.common.status = s->status;
@@ -194,7 +194,8 @@ extern "C" shim *shim_ema(int, int64_t count, int dtype, void *value, double dec
 
 static void shim_run_adamw(shim *s) {
     xd_optimizer_step_desc desc = {};
-    if (s->together) desc.ema = s->ema;
+    desc.averages = &s->ema;
+    desc.average_count = s->together;
     shim_require(s, xd_optimizer_step(s->optimizer, &desc, NULL));
 }
 

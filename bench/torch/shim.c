@@ -118,7 +118,7 @@ shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *studen
     d->beta = 0.5;
     d->hard_weight = labels ? 1.0 : 0.0;
     d->soft_weight = teacher ? 1.0 : 0.0;
-    d->common.labels = labels;
+    d->common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d->temperature = temperature;
     d->common.denominator_value = (double)rows;
     d->common.workspace_bytes = xd_loss_workspace_bytes(d);
@@ -188,7 +188,8 @@ shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay)
 static void shim_run_adamw(shim *s) {
     xd_optimizer_step_desc desc;
     memset(&desc, 0, sizeof desc);
-    if (s->together) desc.ema = s->ema;
+    desc.averages = &s->ema;
+    desc.average_count = s->together;
     s->result = xd_optimizer_step(s->optimizer, &desc, NULL);
 }
 
@@ -258,7 +259,7 @@ shim *shim_head(int threads, int64_t rows, int64_t cols, int64_t width, void *hi
     d->weight_gradient = weight_gradient;
     d->bf16 = true;
     d->loss.vocab = s->vocab;
-    d->loss.common.labels = labels;
+    d->loss.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d->loss.hard_weight = 1.0;
     d->workspace_bytes = xd_head_loss_workspace_bytes(d);
     d->workspace = malloc(d->workspace_bytes);

@@ -82,10 +82,10 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     teacher.student_chunks = in->student_chunks + begin;
     teacher.teacher_chunks = in->teacher_chunks + begin;
     teacher.chunks = in->chunks;
-    teacher.projection = &s->projection;
-    teacher.map = &s->map;
+    teacher.projected.projection = &s->projection;
+    teacher.gold.map = &s->map;
     d.student = shim_rows(in, in->student, in->student_size, begin, end);
-    d.gradient = shim_rows(in, in->gradient, in->student_size, begin, end);
+    d.common.gradient = shim_rows(in, in->gradient, in->student_size, begin, end);
     d.vocab = vocab;
     d.sequence_comm = s->threads > 1 ? sequence : NULL;
     d.teachers = &teacher;
@@ -93,14 +93,14 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     d.temperature = in->temperature;
     d.kd_weight = in->kd_weight;
     d.ce_weight = in->ce_weight;
-    if (in->labels) d.labels = in->labels + begin;
+    if (in->labels) d.common.labels.data = in->labels + begin;
     d.compat = true;
     if (!s->workspace[rank]) {
         s->workspace_bytes[rank] = xd_xtoken_workspace_bytes(&d);
         s->workspace[rank] = malloc(s->workspace_bytes[rank]);
     }
-    d.workspace = s->workspace[rank];
-    d.workspace_bytes = s->workspace_bytes[rank];
+    d.common.workspace = s->workspace[rank];
+    d.common.workspace_bytes = s->workspace_bytes[rank];
     shim_require(ctx, xd_xtoken_loss(ctx, &d, &values));
     if (rank == 0) s->loss = values.loss;
     xd_vocab_destroy(vocab);

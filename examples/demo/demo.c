@@ -322,7 +322,7 @@ static void demo_free(demo_world *w) {
 
 static xd_result demo_join(demo_world *w) {
 #if defined(DEMO_MPI)
-    return xd_comm_mpi(w->ctx, MPI_COMM_WORLD, &w->processes);
+    return xd_comm_mpi(w->ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &w->processes);
 #else
     (void)w;
     return XD_OK;

@@ -95,7 +95,7 @@ static xd_loss_desc demo_text_loss(const demo_rank *r) {
     memset(&desc, 0, sizeof desc);
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
     desc.common.gradient = desc.student;
-    desc.common.labels = r->labels;
+    desc.common.labels.data = r->labels;
     desc.vocab = r->logits.vocab;
     desc.common.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
     desc.hard_weight = 1.0;
@@ -118,13 +118,13 @@ static xd_xtoken_teacher demo_teacher_of(const demo_rank *r, const demo_arm *arm
     const bool whole = arm->signal == DEMO_LIKELIHOOD;
     xd_xtoken_teacher teacher = xd_xtoken_teacher_defaults(demo_kind_of(arm->signal));
     teacher.logits = demo_rows(r, r->teacher_logits.whole, r->teacher.config.vocab);
-    teacher.labels = r->teacher_labels;
+    teacher.labels.data = r->teacher_labels;
     teacher.student_chunks = whole ? r->chunks : r->heads;
     teacher.teacher_chunks = whole ? r->teacher_chunks : r->teacher_heads;
     teacher.chunks = DEMO_ROW; /* of a row, at most; the numbers behind its last have no tokens */
-    teacher.projection = &r->job->bridge->projection;
-    teacher.map = arm->signal == DEMO_HYBRID ? &r->job->bridge->relaxed : &r->job->bridge->strict;
-    teacher.likelihood = XD_LIKELIHOOD_KL;
+    teacher.projected.projection = &r->job->bridge->projection;
+    teacher.gold.map = arm->signal == DEMO_HYBRID ? &r->job->bridge->relaxed : &r->job->bridge->strict;
+    teacher.likelihood.form = XD_LIKELIHOOD_KL;
     return teacher;
 }
 
@@ -133,9 +133,9 @@ static xd_xtoken_teacher demo_recorded_teacher(const demo_rank *r) {
     teacher.logits.rows = demo_rank_rows(r);
     teacher.student_chunks = teacher.teacher_chunks = r->place_chunks;
     teacher.chunks = DEMO_ROW;
-    teacher.projection = &r->job->record->projection;
-    teacher.cache = r->job->record->cache;
-    teacher.cache_positions = r->places;
+    teacher.cached.projection = &r->job->record->projection;
+    teacher.cached.cache = r->job->record->cache;
+    teacher.cached.positions = r->places;
     return teacher;
 }
 
@@ -148,21 +148,21 @@ static xd_xtoken_teacher demo_arm_teacher(const demo_rank *r, const demo_arm *ar
 static xd_xtoken_desc demo_cross_loss(demo_rank *r, const demo_arm *arm, const xd_xtoken_teacher *teacher) {
     xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
-    desc.gradient = desc.student;
+    desc.common.gradient = desc.student;
     desc.vocab = r->logits.vocab;
     desc.sequences = r->batch.sequences;
     desc.sequence_comm = r->cp;
-    desc.comm = r->rows;
-    desc.labels = r->labels;
-    desc.row_weight = r->row_weight;
-    desc.token_denominator = (double)DEMO_BATCH * DEMO_ROW;
+    desc.common.comm = r->rows;
+    desc.common.labels.data = r->labels;
+    desc.common.row_weight = r->row_weight;
+    desc.common.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
     desc.teachers = teacher;
     desc.teacher_count = 1;
     desc.temperature = arm->temperature;
     desc.kd_weight = arm->kd_weight;
     desc.ce_weight = 1.0;
-    desc.workspace = r->loss_workspace;
-    desc.workspace_bytes = r->loss_workspace_bytes;
+    desc.common.workspace = r->loss_workspace;
+    desc.common.workspace_bytes = r->loss_workspace_bytes;
     for (int64_t i = 0; i < demo_rank_rows(r); i++)
         r->row_weight[i] = teacher->student_chunks[i] < 0 ? 1.0f : (float)arm->ce_weight;
     return desc;

@@ -39,7 +39,7 @@ static xd_loss_desc demo_exam_loss(const demo_rank *r, const demo_exam *exam) {
     desc.student.dtype = XD_DTYPE_F32;
     desc.student.rows = demo_rank_rows(r);
     desc.student.cols = exam->model->share.vocab_count;
-    desc.common.labels = exam->labels;
+    desc.common.labels.data = exam->labels;
     desc.vocab = exam->logits->vocab;
     desc.hard_weight = 1.0;
     desc.common.denominator_value = 1.0; /* the sum, not the mean */

@@ -249,7 +249,7 @@ static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, dou
     xd_loss_values values;
     memset(&desc, 0, sizeof desc);
     desc.student = real_rows(p->logits, (int64_t)p->batch.sequences * REAL_ROW, p->model.share.vocab_count);
-    desc.common.labels = p->labels;
+    desc.common.labels.data = p->labels;
     desc.vocab = p->columns;
     desc.hard_weight = 1.0;
     desc.common.comm = p->rows;
@@ -277,23 +277,23 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     teacher.teacher_chunks = p->teacher_chunks;
     teacher.chunks = REAL_ROW;
     teacher.chunk_mask = p->chunk_mask;
-    teacher.projection = lesson->projection;
-    teacher.cache = lesson->cache;
-    teacher.cache_positions = p->cache_positions;
+    teacher.projected.projection = teacher.cached.projection = lesson->projection;
+    teacher.cached.cache = lesson->cache;
+    teacher.cached.positions = p->cache_positions;
     desc.student = real_rows(p->logits, rows * REAL_ROW, p->model.share.vocab_count);
     desc.vocab = p->columns;
     desc.sequences = rows;
-    desc.comm = p->rows;
-    desc.labels = p->labels;
+    desc.common.comm = p->rows;
+    desc.common.labels.data = p->labels;
     desc.teachers = &teacher;
     desc.teacher_count = 1;
     desc.columns = lesson->columns;
     desc.kd_weight = 0.5;
     desc.ce_weight = 0.5;
-    desc.gradient = desc.student;
+    desc.common.gradient = desc.student;
     XD_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
-    desc.workspace = p->loss_workspace;
-    desc.workspace_bytes = p->loss_bytes;
+    desc.common.workspace = p->loss_workspace;
+    desc.common.workspace_bytes = p->loss_bytes;
     return xd_xtoken_loss(p->ctx, &desc, values);
 }
 

@@ -103,7 +103,7 @@ static xd_result real_slice_loss(xd_comm *world, const real_slice *s, double *na
     desc.student.dtype = XD_DTYPE_F32;
     desc.student.rows = s->batch.positions;
     desc.student.cols = s->model.config.vocab;
-    desc.common.labels = s->labels;
+    desc.common.labels.data = s->labels;
     desc.vocab = s->vocab;
     desc.hard_weight = 1.0;
     desc.common.denominator_value = 1.0; /* the sum, not the mean */

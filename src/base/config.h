@@ -70,6 +70,13 @@
 #    endif
 #endif
 
+/* A function of the declarations that a GPU calls too. */
+#if defined(__CUDACC__)
+#    define XDI_ON_DEVICE __host__ __device__
+#else
+#    define XDI_ON_DEVICE
+#endif
+
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1

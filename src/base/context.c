@@ -90,6 +90,10 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
                d->init_timeout_seconds);
     XD_REQUIRE(&nobody, d->threads >= 1 && d->threads <= XDI_THREADS, XD_ERROR_ARGUMENT,
                "%d threads: 1 to %d can be had", d->threads, (int)XDI_THREADS);
+    XD_REQUIRE(&nobody, d->files.size && d->files.read && d->files.close, XD_ERROR_ARGUMENT,
+               "the files have an open of their own, but no size, read or close");
+    XD_REQUIRE(&nobody, !d->files.map || d->files.unmap, XD_ERROR_ARGUMENT,
+               "the files have map, but no unmap");
     XD_REQUIRE(&nobody, xd_cpu_supports(d->cpu), XD_ERROR_UNSUPPORTED,
                "this machine or build has no level %s", xd_cpu_level_name(d->cpu));
     return XD_OK;

@@ -10,13 +10,46 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int xdi_file_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
+/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_DIRECT)
+enum { XDI_FILE_DIRECT = O_DIRECT };
+#elif defined(__O_DIRECT)
+enum { XDI_FILE_DIRECT = __O_DIRECT };
+#else
+enum { XDI_FILE_DIRECT = 0 };
+#endif
+
+/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+static void xdi_file_set_direct(int descriptor, bool direct) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (flags >= 0)
+        (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
+}
+
+static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
-    const int flags = mode == XD_FILE_READ ? O_RDONLY : O_RDWR | O_CREAT | O_EXCL;
+    int flags = O_RDWR;
+    switch (mode & ~(unsigned)XD_FILE_DIRECT) {
+    case XD_FILE_READ: flags = O_RDONLY; break;
+    case XD_FILE_NEW: flags = O_RDWR | O_CREAT | O_EXCL; break;
+    case XD_FILE_EXISTING: break;
+    default: return EINVAL;
+    }
     const int descriptor = open(path, flags | O_CLOEXEC, 0666);
     if (descriptor < 0) return errno;
+    if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
+}
+
+/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
+ * offset or a size that its device cannot take: once, it goes on as any other file. */
+static bool xdi_file_again(int descriptor, bool *usual) {
+    if (errno == EINTR) return true;
+    if (errno != EINVAL || *usual) return false;
+    xdi_file_set_direct(descriptor, false);
+    *usual = true;
+    return true;
 }
 
 static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
@@ -30,9 +63,10 @@ static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
 static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     unsigned char *to = (unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t got = pread((int)file, to, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && xdi_file_again((int)file, &usual)) continue;
         if (got < 0) return errno;
         if (got == 0) return EIO;
         to += got;
@@ -45,9 +79,10 @@ static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, 
 static int xdi_file_write(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset) {
     (void)user;
     const unsigned char *from = (const unsigned char *)buffer;
+    bool usual = XDI_FILE_DIRECT == 0;
     while (bytes > 0) {
         const ssize_t put = pwrite((int)file, from, bytes, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && xdi_file_again((int)file, &usual)) continue;
         if (put < 0) return errno;
         from += put;
         offset += (uint64_t)put;
@@ -112,9 +147,10 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a caller's table. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
-    if (!files->open) files->open = xdi_file_open;
+    if (files->open) return; /* the caller's own files */
+    files->open = xdi_file_open;
     if (!files->size) files->size = xdi_file_size;
     if (!files->read) files->read = xdi_file_read;
     if (!files->write) files->write = xdi_file_write;

@@ -3,16 +3,31 @@
 
 #include "base/config.h"
 
-/* How a file is opened. */
+/* How a file is opened: one of the first three, with XD_FILE_DIRECT or without. */
 typedef enum xd_file_mode {
-    XD_FILE_READ = 1,
-    XD_FILE_WRITE_NEW /* create; fail when the name exists */
+    XD_FILE_READ = 1, /* a file that exists, to be read */
+    XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
+    XD_FILE_EXISTING =
+        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
+                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+    XD_FILE_DIRECT =
+        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
+                           * as the file goes; what a file system cannot do so goes the usual way */
 } xd_file_mode;
 
-/* Every file call the library makes. Each returns 0 on success or an errno value. Zero entries mean POSIX; tests
- * replace single entries to make each call fail. `file` is whatever open stored. */
+#define XD_FILE_ALIGNMENT 4096
+
+/* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
+ * `file` is whatever open stored.
+ *
+ * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
+ * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
+ * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
+ * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
+ * a writer that is aborted leaves its temporary file. The table grows at its end. */
 typedef struct xd_files {
-    int (*open)(void *user, const char *path, xd_file_mode mode, intptr_t *file);
+    int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
     int (*read)(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset); /* all or error */
     int (*write)(void *user, intptr_t file, const void *buffer, size_t bytes,

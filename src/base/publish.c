@@ -58,7 +58,7 @@ static int xdi_publish_open(xd_publish *p) {
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
         snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
-        error = files->open(files->user, p->temporary, XD_FILE_WRITE_NEW, &p->file);
+        error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
     }
     p->open = error == 0;
     return error;
@@ -66,7 +66,10 @@ static int xdi_publish_open(xd_publish *p) {
 
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
     const size_t length = strlen(path);
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
+    XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
@@ -92,6 +95,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
 
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
+               p->path);
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -102,6 +107,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');
+    if (!files->sync_directory) return 0;
     if (!slash) return files->sync_directory(files->user, ".");
     if (slash == p->path) return files->sync_directory(files->user, "/");
     *slash = '\0';
@@ -114,7 +120,7 @@ XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_ctx *ctx = p->ctx;
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const char *step = "sync";
-    int error = files->sync(files->user, p->file);
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
     if (error == 0) {
         step = "close";
         error = files->close(files->user, p->file);
@@ -139,6 +145,6 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0]) files->remove(files->user, p->temporary);
+    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
     xd_release(p->ctx, p);
 }

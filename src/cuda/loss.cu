@@ -9,7 +9,7 @@ static __device__ inline bool xdi_cuda_loss_has_soft(const xd_loss_args &a) {
 }
 
 static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
-    return a.labels && a.hard_weight != 0.0;
+    return a.labels.data && a.hard_weight != 0.0;
 }
 
 /* ---- references: grid (rows / teams), block 256 ---- */
@@ -182,7 +182,7 @@ static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int
 /* TARGET of the shard that owns the label. */
 static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
     if (!xdi_cuda_loss_has_hard(a)) return 0.0;
-    const int64_t target = a.labels[r] - a.begin;
+    const int64_t target = xd_id_at(a.labels, r) - a.begin;
     if (target < 0 || target >= a.end - a.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
     return max == -(double)INFINITY ? -(double)INFINITY : x - max;
@@ -296,8 +296,9 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
         const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
         xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
-        const bool owner = xdi_cuda_loss_has_hard(a) && a.labels[r] >= begin && a.labels[r] < end;
-        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
+        if (label >= begin && label < end)
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
@@ -347,7 +348,8 @@ static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64
     row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
-    if (a.labels && (a.labels[r] < 0 || a.labels[r] >= a.size)) {
+    const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
+    if (label < 0 || label >= a.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -601,7 +603,7 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
     const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
     double g = 0.0, soft = 0.0, student, teacher;
     if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.begin == a.labels[r];
+        const bool target = column.at + a.begin == xd_id_at(a.labels, r);
         g = a.hard_weight *
             (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
     }
@@ -648,7 +650,7 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
     xdi_cuda_loss_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (counts && xdi_cuda_team_thread<TEAM>() == 0) {
         exact[0] = xdi_cuda_loss_column_of(a, r, (int64_t)row.argmax);
-        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1);
+        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1);
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
     xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);

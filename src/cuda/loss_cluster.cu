@@ -216,7 +216,7 @@ static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int6
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals totals =
         xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
     if (threadIdx.x != 0) return;
-    const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+    const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
     double target = 0.0;
     if (!broken && label >= s.begin && label < s.begin + s.count)
         target = student.max == -INFINITY
@@ -240,7 +240,7 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
         const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
-        const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -320,7 +320,7 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
     if (threadIdx.x != 0 || !counts) return;
     XD_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         const xdi_cuda_loss_column exact = xdi_cuda_cluster_column(s, id);
         if (exact.at >= 0)
             xdi_cuda_set_element(a.gradient, r, exact.at, (float)xdi_cuda_loss_gradient_at(a, r, row, exact));

@@ -4,7 +4,7 @@
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
-    return !p.labels || p.labels[i] != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+    return !p.labels.data || xd_id_at(p.labels, i) != (p.has_ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
 }
 
 /* ---- denominators ---- */
@@ -142,7 +142,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a.positions.labels[r] : a.loss_rows[r].max;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
     }
     return v;
 }

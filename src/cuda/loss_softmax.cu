@@ -109,9 +109,10 @@ static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd
         w.scale = (float)(sum / a.temperature);
     }
     if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
-        *counts = a.weight[r] != 0.0f && a.ids[r] >= 0 && a.ids[r] < a.size;
+        const int64_t id = xd_id_at(a.ids, r);
+        *counts = a.weight[r] != 0.0f && id >= 0 && id < a.size;
         w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
-        w.id = a.ids[r] - a.begin;
+        w.id = id - a.begin;
     }
     return w;
 }
@@ -182,7 +183,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
-    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     const bool owned = id >= a.begin && id < a.end;
     a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
 }
@@ -198,7 +199,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t at = xdi_cuda_flat_index();
     if (at >= a.logits.rows * a.ids_count) return;
-    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     double value = (double)NAN;
     if (id >= 0 && id < a.size) {
         int owner = 0;
@@ -219,14 +220,14 @@ static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax
 /* ---- hits: one thread a row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_t *argmax,
-                                                                    const int64_t *labels,
+                                                                    xd_ids labels,
                                                                     const uint8_t *mask, int64_t rows,
                                                                     uint8_t *hits) {
     const int64_t r = xdi_cuda_flat_index();
-    if (r < rows) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    if (r < rows) hits[r] = argmax[r] == xd_id_at(labels, r) && (!mask || mask[r]);
 }
 
-static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                                        const uint8_t *mask, int64_t rows, uint8_t *hits) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);

@@ -22,7 +22,7 @@ static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows) return;
-    const int64_t label = a.labels[r] - a.begin;
+    const int64_t label = xd_id_at(a.labels, r) - a.begin;
     const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.end - a.begin;
     double *sides = a.sides + r * XD_MFT_SIDES;
     sides[XD_MFT_STUDENT] = mine ? (double)xdi_cuda_element(a.student, r, label) : 0.0;
@@ -56,7 +56,7 @@ static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r,
     const double log_p = (x - row->max) / a.temperature - row->soft_log;
     const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
     const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)a.labels[r], a.threshold);
+    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)xd_id_at(a.labels, r), a.threshold);
     row->mean = mu;
     row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
                 xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
@@ -147,7 +147,7 @@ static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
     const xd_loss_row &row = a.row[r];
     const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
     const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.begin == a.labels[r];
+    const bool label = column.at + a.begin == xd_id_at(a.labels, r);
     const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
     if (a.terms.data)
         xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
@@ -183,7 +183,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __gr
     xdi_cuda_mft_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (first) {
         exact[0] = xdi_cuda_mft_column_of(a, r, (int64_t)a.row[r].argmax);
-        exact[1] = xdi_cuda_mft_column_of(a, r, a.labels[r]);
+        exact[1] = xdi_cuda_mft_column_of(a, r, xd_id_at(a.labels, r));
     }
     xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
     xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.end - a.begin : 0);

@@ -495,8 +495,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.logits.rows * a.k) return;
     const bool absent = a.given_values && a.given_values[i] == -INFINITY;
-    const int64_t id = a.given_ids ? a.given_ids[i] : 0;
-    if (a.given_ids) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    const int64_t id = a.given_ids.data ? xd_id_at(a.given_ids, i) : 0;
+    if (a.given_ids.data) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
     a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
 }
 

@@ -318,7 +318,7 @@ static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form
     if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
     if (f.slopes) w->ce -= f.slopes[i];
     if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
-    w->label = w->ce != 0.0 ? f.to.labels[w->row] - x.first : -1;
+    w->label = w->ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
     return true;
 }
 

@@ -29,7 +29,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
     if (threadIdx.x != 0) return;
-    const int64_t label = a.labels ? a.labels[row] : -1;
+    const int64_t label = a.labels.data ? xd_id_at(a.labels, row) : -1;
     double *out = a.moments + i * XD_XTOKEN_MOMENTS;
     out[XD_XTOKEN_LARGEST] = best.broken ? (double)NAN : (double)best.max;
     out[XD_XTOKEN_LOG_SUM] = log_sum;

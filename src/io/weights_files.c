@@ -322,7 +322,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);
-    if (path) files->remove(files->user, path);
+    if (path && files->remove) files->remove(files->user, path);
     xd_release(w->ctx, path);
 }
 

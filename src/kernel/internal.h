@@ -54,6 +54,12 @@ static inline float xdi_tile_of_key(uint32_t key) {
     return x;
 }
 
+/* The same ids from another one on. */
+static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
+    ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
+    return ids;
+}
+
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
@@ -69,7 +75,7 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 }
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
-    return a->labels && a->hard_weight != 0.0;
+    return a->labels.data && a->hard_weight != 0.0;
 }
 
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */

@@ -91,8 +91,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->xtoken = xd_xtoken_kernels_cpu();
-    kernels->uld = xd_uld_kernels_cpu();
+    kernels->xtoken = *xd_xtoken_kernels_cpu();
+    kernels->uld = *xd_uld_kernels_cpu();
     kernels->loss = *xd_loss_kernels_cpu_plain();
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
@@ -150,6 +150,11 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
 
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns) {
     const xd_rows out = { (void *)(uintptr_t)data, dtype, rows, columns, columns };
+    return out;
+}
+
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
+    const xd_ids out = { data, dtype };
     return out;
 }
 

@@ -63,7 +63,7 @@ typedef struct xd_loss_row {
 typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;          /* data NULL -> hard loss only */
-    const int64_t *labels;    /* [rows] global ids; NULL -> soft loss only */
+    xd_ids labels;            /* [rows] global; none -> soft loss only */
     const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
     int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */

@@ -36,7 +36,7 @@ enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
 /* Inputs and outputs of the entries. */
 typedef struct xd_mft_args {
     xd_rows student, teacher;
-    const int64_t *labels;   /* [rows] global ids; minimal fine-tuning only */
+    xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
     int64_t begin, end;      /* global columns of this shard */
     int shards;

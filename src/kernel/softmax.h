@@ -21,7 +21,7 @@ typedef struct xd_softmax_args {
     int64_t all_stride;  /* elements from one shard to the next */
     double *log_sum_exp; /* [rows] or NULL */
     int64_t *argmax;     /* [rows] or NULL */
-    const int64_t *ids;  /* row r's are ids[r * ids_stride], ids_count of them */
+    xd_ids ids;          /* row r's begin at r * ids_stride, ids_count of them */
     int64_t ids_count, ids_stride;
     double *values;      /* [rows, ids_count] */
     const float *weight; /* [rows] */
@@ -49,8 +49,8 @@ typedef struct xd_softmax_kernels {
     /* out = (one at the row's id - p) weight / tau; zero for ids outside, weight 0, columns past the shard's */
     xd_result (*write_target_backward)(const xd_launch *launch, const xd_softmax_args *args);
     /* hits[r] = the row's argmax is its label, and mask (NULL -> all) is not 0 */
-    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
-                      const uint8_t *mask, int64_t rows, uint8_t *hits);
+    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, xd_ids labels, const uint8_t *mask,
+                      int64_t rows, uint8_t *hits);
 } xd_softmax_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

@@ -60,7 +60,7 @@ typedef struct xd_topk_args {
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
     /* entries: what the caller gave, and where the kernels' form of it goes */
-    const int64_t *given_ids;
+    xd_ids given_ids;
     const float *given_values; /* -infinity: the entry is absent */
     int64_t *entry_ids;        /* absent: -1; negative or too large: size */
     double *entry_values;

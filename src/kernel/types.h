@@ -14,6 +14,13 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
+ * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+typedef struct xd_ids {
+    const void *data;
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+} xd_ids;
+
 /* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
  * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
 typedef struct xd_status {
@@ -31,6 +38,15 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
+
+/* Ids of a dtype: NULL is no ids. Pure. */
+XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
+
+/* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
+static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
+    return ids.dtype == XD_DTYPE_I32 ? (int64_t)((const int32_t *)ids.data)[i]
+                                     : ((const int64_t *)ids.data)[i];
+}
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
@@ -65,7 +81,7 @@ typedef struct xd_leaves {
  * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
-    const int64_t *labels; /* [count] or NULL */
+    xd_ids labels;         /* [count] or none */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;
     const uint8_t *mask;  /* [count] or NULL */

@@ -106,6 +106,6 @@ typedef struct xd_uld_kernels {
 } xd_uld_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
 #endif

@@ -214,10 +214,10 @@ typedef struct xd_xtoken_close_args {
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    const int64_t *labels; /* [rows of logits] or NULL: none is looked at */
-    bool entropy;          /* it is asked for */
-    bool fixed;            /* INVARIANT: as in xd_xtoken_gradient */
-    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    xd_ids labels;   /* [rows of logits] or none: none is looked at */
+    bool entropy;    /* it is asked for */
+    bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
+    double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
 
 /* Chosen columns of rows. */
@@ -266,7 +266,7 @@ typedef struct xd_xtoken_gradient {
     const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
-    const int64_t *labels; /* [rows of logits] */
+    xd_ids labels;    /* [rows of logits] */
     uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
     bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
 } xd_xtoken_gradient;
@@ -430,6 +430,6 @@ typedef struct xd_xtoken_kernels {
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void);
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 
 #endif

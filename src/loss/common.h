@@ -7,7 +7,7 @@
 /* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
  * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
-    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> none */
+    xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;    /* rows with this label do not count, for a soft loss too */
     const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */

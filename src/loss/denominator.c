@@ -3,6 +3,17 @@
 #include "base/extend.h"
 #include "kernel/kernels.h"
 #include "loss/denominator.h"
+#include "loss/internal.h"
+
+/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
+                                           int64_t *part) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
+    return checked;
+}
 
 /* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
 static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
@@ -10,10 +21,14 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
-    for (int64_t b = 0; b < batch_count; b++) XD_TRY(kernels->rows.count(&launch, &batches[b], part));
+    xd_result counted = XD_OK;
+    for (int64_t b = 0; b < batch_count; b++) {
+        const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
+        if (counted == XD_OK) counted = result;
+    }
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
-    return XD_OK;
+    return counted;
 }
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,

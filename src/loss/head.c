@@ -298,7 +298,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
         a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
     }
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
-    a->labels = p->loss.d.common.labels ? p->loss.d.common.labels + row : NULL;
+    if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */

@@ -15,6 +15,8 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
 /* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient);
+/* vocab.c: are these ids, or none, of a dtype that kernels read? */
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
 /* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);

@@ -98,7 +98,7 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
     XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.common.labels || x->rows == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->loss.common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
                "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                "threshold %g is outside [0, 1]", d->threshold);

@@ -42,6 +42,7 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XD_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                "denominator %g must be finite and not negative", in->denominator_value);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &in->positions.labels));
     XD_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;

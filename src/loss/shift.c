@@ -5,14 +5,22 @@
 
 #include <string.h>
 
+static int64_t xdi_shift_ignored(const xd_shift_desc *d) {
+    return d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+}
+
 /* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
-static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
-    const int64_t fill = d->has_ignore_index ? d->ignore_index : XD_IGNORE_INDEX;
+static void xdi_shift_fill(const xd_shift_desc *d, xd_ids ids, const uint8_t *mask, void *labels) {
+    const int64_t fill = xdi_shift_ignored(d);
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t next = d->positions[i] + 1, at = b * d->length + next;
             const bool counts = next < d->length && (!mask || mask[at]);
-            labels[b * d->held + i] = counts ? ids[at] : fill;
+            const int64_t label = counts ? xd_id_at(ids, at) : fill;
+            if (d->ids.dtype == XD_DTYPE_I32)
+                ((int32_t *)labels)[b * d->held + i] = (int32_t)label;
+            else
+                ((int64_t *)labels)[b * d->held + i] = label;
         }
 }
 
@@ -24,7 +32,10 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
         XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
                    (long long)d->length);
-    return XD_OK;
+    const int64_t fill = xdi_shift_ignored(d);
+    XD_REQUIRE(ctx, d->ids.dtype != XD_DTYPE_I32 || fill == (int32_t)fill, XD_ERROR_ARGUMENT,
+               "ignore_index %lld does not fit into labels of 32 bits", (long long)fill);
+    return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
 /* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
@@ -41,7 +52,7 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
     for (int64_t b = 0; b < d->sequences; b++)
         for (int64_t i = 0; i < d->held; i++) {
             const int64_t to = b * d->length + d->positions[i], from = b * d->held + i;
-            whole->ids[to] = d->ids[from];
+            whole->ids[to] = xd_id_at(d->ids, from);
             whole->mask[to] = !d->mask || d->mask[from] ? 1 : 0;
         }
 }
@@ -55,7 +66,7 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
     return XD_OK;
 }
 
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels) {
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
     const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
@@ -80,7 +91,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     if (result == XD_OK) {
         uint8_t *mask = (uint8_t *)whole.mask; /* narrowed in place: byte i is written after word i is read */
         for (int64_t i = 0; i < total; i++) mask[i] = whole.mask[i] != 0;
-        xdi_shift_fill(desc, whole.ids, mask, labels);
+        xdi_shift_fill(desc, xd_ids_of(whole.ids, XD_DTYPE_I64), mask, labels);
     }
     xd_release(ctx, whole.ids);
     return result;

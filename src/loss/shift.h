@@ -11,17 +11,19 @@ typedef struct xd_shift_desc {
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;    /* [B, length] when every rank has them all; [B, held] with comm */
+    xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;  /* label of positions without one */
     xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
- * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
- * two ranks or none hold, with its number), MEMORY. */
-XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
+/* labels [B, held] for the positions held, of the dtype of desc->ids, which xd_loss_common.labels takes. All arrays are
+ * on the host, also beside a GPU. With comm: collective over it, one exchange of ids and positions, memory from the
+ * context's allocator; else local. Exact. Errors, with comm on every rank alike: ARGUMENT (a position outside the
+ * sequence, an ignore_index that labels of 32 bits cannot hold), DTYPE, SHAPE (a position that two ranks or none hold,
+ * with its number), MEMORY. */
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
 /* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
  * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */

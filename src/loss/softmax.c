@@ -31,9 +31,10 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
 /* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
  * are of. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, xdi_softmax_exchange *x) {
+                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
+    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
@@ -67,7 +68,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -112,7 +113,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     xdi_softmax_exchange x;
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -127,10 +128,10 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                     double temperature, double *lse, const int64_t *ids, int64_t n,
-                                     int64_t stride, double *values) {
+                                     double temperature, double *lse, xd_ids ids, int64_t n, int64_t stride,
+                                     double *values) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &ids, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = ids;
     x.args.ids_count = n;
@@ -143,20 +144,21 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values) {
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values) {
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
+                   (long long)size);
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs) {
+                                     xd_ids ids, double *log_probs) {
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
@@ -165,12 +167,13 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 }
 
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -183,10 +186,10 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XD_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XD_REQUIRE(ctx, positions->labels.data, XD_ERROR_ARGUMENT, "positions have no labels");
     XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
                (long long)positions->count, (long long)rows);
-    return XD_OK;
+    return xdi_vocab_check_ids(ctx, "labels", &positions->labels);
 }
 
 /* What accuracy needs: two denominators, then argmax and hits of every row. */

@@ -30,18 +30,18 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
 /* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
  * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     const int64_t *ids, double *log_probs);
+                                     xd_ids ids, double *log_probs);
 
 /* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
  * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, const int64_t *ids, const float *weight,
+                                              double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
  * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
-                                   int64_t n, int64_t ids_stride, double *values);
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, double *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
  * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also

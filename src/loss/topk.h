@@ -36,7 +36,7 @@ typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
     int64_t k;             /* required, 1 <= k <= V */
-    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */

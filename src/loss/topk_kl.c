@@ -43,7 +43,7 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
     XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
                "give either the teacher's values at the ids or its logits");
     if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
-    XD_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    XD_REQUIRE(ctx, d->ids.data, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
     if (d->values_kind == XD_TOPK_LOG_PROBS)
         XD_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
@@ -71,6 +71,7 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
                (int)d->divergence, (int)d->mode);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XD_TRY(xdi_vocab_check_ids(ctx, "the teacher's ids", &d->ids));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
     if (d->common.gradient.data)
         XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
@@ -126,7 +127,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t sent = sides * (size_t)plan->side_words * word;
     const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
                                                                   : rows; /* a GPU has all rows at work */
-    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
                                ranks > 1 ? ranks * sent : 0,
@@ -205,7 +206,7 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
     xd_topk_args *a = &plan->student;
     xd_row_args rows;
     XD_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
-    if (!d->ids)
+    if (!d->ids.data)
         XD_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
     a->given_ids = d->ids;
     a->given_values = d->values;

@@ -162,6 +162,13 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
+    const bool fits = ids->dtype == XD_DTYPE_NONE || ids->dtype == XD_DTYPE_I32 || ids->dtype == XD_DTYPE_I64;
+    XD_REQUIRE(ctx, !ids->data || fits, XD_ERROR_DTYPE, "%s are %s: I32 or I64 is needed", name,
+               xd_dtype_name(ids->dtype));
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient) {
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));

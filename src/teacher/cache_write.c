@@ -34,7 +34,6 @@ typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
     double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
-    int64_t *labels;              /* [n] ids of the next tokens */
     xd_fixed *tail;               /* [n] */
     unsigned char *file;          /* [n] positions as the file has them */
 } xdi_cache_rows;
@@ -202,9 +201,9 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     size_t entries, bytes;
     memset(r, 0, sizeof *r);
     if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
-    void *blocks[8];
-    const size_t sizes[8] = { entries, entries, 8 * n, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
-    for (int i = 0; i < 8; i++) {
+    void *blocks[7];
+    const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
+    for (int i = 0; i < 7; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
         blocks[i] = arena->base ? arena->base + offset : NULL;
@@ -214,9 +213,8 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->lse = (double *)blocks[2];
     r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
     r->next = (double *)blocks[4];
-    r->labels = (int64_t *)blocks[5];
-    r->tail = (xd_fixed *)blocks[6];
-    r->file = (unsigned char *)blocks[7];
+    r->tail = (xd_fixed *)blocks[5];
+    r->file = (unsigned char *)blocks[6];
     return true;
 }
 
@@ -237,11 +235,10 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
 static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
-    for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
     XD_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
     XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
     if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
-    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    XD_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, xd_ids_of(b->next, XD_DTYPE_I32), 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);

@@ -53,7 +53,7 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_ro
     a.begin = info.begin;
     a.end = info.end;
     a.size = info.size;
-    a.ids = ids;
+    a.ids = xd_ids_of(ids, XD_DTYPE_I64);
     a.ids_count = c->k;
     a.parts = c->picked;
     XD_TRY(c->kernels->softmax.pick(&launch, &a));

@@ -31,9 +31,9 @@ typedef struct xd_gradient_norm {
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
  *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
- * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
- * split.
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
+ * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
+ * every split.
  * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);

@@ -311,23 +311,48 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
+/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
+    XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
+               "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
+    for (int i = 0; i < d->average_count; i++) {
+        XD_REQUIRE(ctx, d->averages[i], XD_ERROR_ARGUMENT, "average %d of %d is NULL", i, d->average_count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
+                       "averages %d and %d are the same one", k, i);
+        XD_TRY(xdi_ema_unchanged(d->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                                xd_update_args *args) {
+    for (int i = 0; i < d->average_count; i++)
+        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
+    return -1;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
-    const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_status *status = desc ? desc->status : NULL;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
-    xd_ema *ema = desc ? desc->ema : NULL;
-    if (xdi_train_refused(optimizer->ctx, status)) {
+    xd_optimizer_step_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
+    if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
-    xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    if (ema) XD_TRY(xdi_ema_unchanged(ema));
-    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
-    XD_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
+    XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
+    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
+                                                    : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
-    if (!ema) return XD_OK;
-    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
+    for (int i = 0; i < d.average_count; i++)
+        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
+                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+    return XD_OK;
 }

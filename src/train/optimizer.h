@@ -56,10 +56,13 @@ typedef struct xd_optimizer_step_desc {
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema
-        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
-                         * bit. When it was created over the optimizer's own list it costs one pass over memory
-                         * instead of two. NULL -> none */
+    struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
+                                     * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
+                                     * The first that averages and was created over the optimizer's own list costs
+                                     * one pass over memory instead of two, so the order among them is open: an
+                                     * average of another one's shadows has a call of its own. NULL when there are
+                                     * none */
+    int average_count;
 } xd_optimizer_step_desc;
 
 /* Recipes: a desc for these parameters with PyTorch's defaults, to change before xd_optimizer_create. Learning rate 1e-3;
@@ -95,8 +98,8 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
- * written then. */
+ * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
+ * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 

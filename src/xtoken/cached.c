@@ -47,8 +47,8 @@ typedef struct xdi_xcached {
 
 static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
-    const double temperature = xd_teacher_cache_describe(t->cache).desc.temperature;
+    XD_REQUIRE(ctx, t->cached.cache, XD_ERROR_ARGUMENT, "teacher %d has no cache", index);
+    const double temperature = xd_teacher_cache_describe(t->cached.cache).desc.temperature;
     XD_REQUIRE(ctx, temperature == d->temperature, XD_ERROR_ARGUMENT,
                "teacher %d was cached at temperature %g, the loss is at %g", index, temperature,
                d->temperature);
@@ -94,7 +94,7 @@ static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term 
                                      int64_t *longest) {
     const int64_t chunks = term->teacher->chunks;
     xdi_xcached_places *p = &h->in;
-    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->k = xd_teacher_cache_describe(term->teacher->cached.cache).desc.k;
     p->most = term->teacher->logits.rows;
     p->total = h->tiles = h->room = 0;
     *longest = 1;
@@ -142,7 +142,7 @@ static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *
 static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_xcached *h) {
     xd_xtoken_lists l;
     memset(&l, 0, sizeof l);
-    if (term->teacher->projection) l.projection = xdi_projection_for_kernels(&h->projection);
+    if (term->teacher->cached.projection) l.projection = xdi_projection_for_kernels(&h->projection);
     l.projection.teacher_size = term->vocabulary;
     l.count = h->width - 1;
     return l;
@@ -173,7 +173,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     for (int64_t i = 0; i < p->most; i++) {
         const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
         p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cached.positions[i] : -1;
     }
     *all = alone ? p->mine : p->all;
     *count = p->most * (alone ? 1 : xd_comm_size(comm));
@@ -203,7 +203,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
 /* J and a of one chunk; returns how many entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
-    const xd_teacher_cache *cache = term->teacher->cache;
+    const xd_teacher_cache *cache = term->teacher->cached.cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
     for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
@@ -273,7 +273,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
     if (!h->there)
         result = XD_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions in %zu and %zu bytes",
                          (long long)h->in.total, host.peak, work.peak);
-    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    XD_TRY(xdi_vocab_agree(x->vocab.tp, x->d.common.comm, result));
     host = xd_arena_over(h->here, host.peak);
     work = xd_arena_over(h->there, work.peak);
     xdi_xcached_layout_host(x, term, h, &host);
@@ -283,7 +283,7 @@ static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 
 static xd_result xdi_xcached_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_xcached *h = (xdi_xcached *)term->own;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->cached.projection;
     if (!m) return XD_OK;
     h->projection = *m;
     if (xdi_projection_is_near(x->ctx, m)) return XD_OK;

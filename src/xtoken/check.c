@@ -44,8 +44,8 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
-    if (!d.comm) d.comm = d.sequence_comm;
-    if (!d.has_ignore_index) d.ignore_index = XD_IGNORE_INDEX;
+    if (!d.common.comm) d.common.comm = d.sequence_comm;
+    if (!d.common.has_ignore_index) d.common.ignore_index = XD_IGNORE_INDEX;
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
@@ -84,10 +84,10 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
                (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
-        const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
-        XD_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
-                   "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
-                   (long long)last, (long long)size);
+        const int64_t last = i % k == 0 ? -1 : t->projected.column_ids[i - 1];
+        XD_REQUIRE(ctx, t->projected.column_ids[i] > last && t->projected.column_ids[i] < size,
+                   XD_ERROR_ARGUMENT, "teacher %d has column %lld after %lld, of %lld", index,
+                   (long long)t->projected.column_ids[i], (long long)last, (long long)size);
     }
     return XD_OK;
 }
@@ -103,30 +103,31 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
                (long long)d->sequences);
     const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
+    const int64_t columns = t->projected.column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
     XD_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
-               t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
-    if (t->column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
+               t->projected.column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->projected.column_ids) XD_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
     XD_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                (long long)y->cols);
-    XD_REQUIRE(ctx, !scores || t->labels || (positions && d->labels), XD_ERROR_ARGUMENT,
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels of a teacher", &t->labels));
+    XD_REQUIRE(ctx, !scores || t->labels.data || (positions && d->common.labels.data), XD_ERROR_ARGUMENT,
                "teacher %d has no labels to be scored by", index);
     return XD_OK;
 }
 
 /* The cache of a teacher without logits. */
 static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t, int index) {
-    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
-    XD_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cached.cache);
+    XD_REQUIRE(ctx, t->cached.positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
                "teacher %d has a cache but no positions", index);
-    XD_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XD_TRY(xdi_cache_check_origin(ctx, t->cached.cache, t->cached.origin));
     XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
                (long long)info.desc.vocabulary);
     for (int64_t i = 0; i < t->logits.rows; i++) {
-        const int64_t at = t->cache_positions[i];
+        const int64_t at = t->cached.positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
         XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
@@ -145,7 +146,7 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
                (long long)d->sequences);
     XD_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
-    return t->cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
+    return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
@@ -171,17 +172,23 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
                "weights %g and %g and alpha %g must be finite", d->kd_weight, d->ce_weight, d->alpha);
-    XD_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
-               "denominator %g must be finite and not negative", d->token_denominator);
-    XD_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, isfinite(d->common.denominator_value) && d->common.denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "denominator %g must be finite and not negative",
+               d->common.denominator_value);
+    XD_REQUIRE(ctx, !d->common.row_loss, XD_ERROR_ARGUMENT,
+               "row_loss is asked for, but chunks have losses, not the %lld rows",
+               (long long)d->student.rows);
+    XD_TRY(xdi_vocab_check_ids(ctx, "labels", &d->common.labels));
+    XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
         XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
                    "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
                    (long long)b);
-    for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "weight %g of row %lld is negative or not finite", (double)d->row_weight[i], (long long)i);
+    for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
+        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
+                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
+                   (double)d->common.row_weight[i], (long long)i);
     return XD_OK;
 }
 
@@ -204,9 +211,11 @@ static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
 static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) {
     bool teachers = d->mode == XD_XTOKEN_SELECT || d->score != XD_XTOKEN_SCORE_NONE;
     for (int i = 0; i < d->teacher_count; i++) teachers = teachers || d->teachers[i].weight != 0.0;
-    XD_REQUIRE(ctx, d->balance || (d->labels && d->ce_weight != 0.0) || (teachers && d->kd_weight != 0.0),
+    XD_REQUIRE(ctx,
+               d->balance || (d->common.labels.data && d->ce_weight != 0.0) ||
+                   (teachers && d->kd_weight != 0.0),
                XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is %g%s, kd_weight %g%s",
-               d->ce_weight, d->labels ? "" : " without labels", d->kd_weight,
+               d->ce_weight, d->common.labels.data ? "" : " without labels", d->kd_weight,
                teachers ? "" : " with teachers of weight 0");
     return XD_OK;
 }
@@ -214,13 +223,13 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
 /* With several teachers a row is read again after its gradient was written, and added to. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
-    if (!d->gradient.data) return XD_OK;
-    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
-    XD_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+    if (!d->common.gradient.data) return XD_OK;
+    XD_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->common.gradient));
+    XD_REQUIRE(ctx, !several || d->common.gradient.data != d->student.data, XD_ERROR_ARGUMENT,
                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
-    XD_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+    XD_REQUIRE(ctx, !several || d->common.gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
-               xd_dtype_name(d->gradient.dtype));
+               xd_dtype_name(d->common.gradient.dtype));
     return XD_OK;
 }
 

@@ -26,7 +26,7 @@ static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t
 
 static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const int64_t teacher = xdi_xtoken_vocabulary(&d->teachers[index]);
-    const xd_exact_map *map = d->teachers[index].map;
+    const xd_exact_map *map = d->teachers[index].gold.map;
     XD_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
     XD_TRY(xdi_gold_check_ids(ctx, "student", map->student, map->pairs, size, true));
     XD_TRY(xdi_gold_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
@@ -52,14 +52,14 @@ static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     const int64_t sums = x->columns + term->vocabulary;
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + 2);
-    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->map));
+    s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->gold.map));
     s->means = xdi_xtoken_most(s->means, x->columns);
     s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
 }
 
 static void xdi_gold_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     xdi_gold plan, *g = (xdi_gold *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     if (!map) return;
     g->tail = xdi_gold_tail(x, map);
@@ -81,7 +81,7 @@ static void xdi_gold_fill_ids(int32_t *to, const int32_t *from, int64_t count) {
 }
 
 static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const xdi_gold *g = (const xdi_gold *)term->own;
     xdi_gold_fill_ids(g->pair, map->student, map->pairs);
     xdi_gold_fill_ids(g->other, map->teacher, map->pairs);
@@ -136,7 +136,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     a.others = c->others;
     a.pair = xdi_gold_there(x, c->g->pair);
     a.other = xdi_gold_there(x, c->g->other);
-    a.pairs = term->teacher->map->pairs;
+    a.pairs = term->teacher->gold.map->pairs;
     a.reverse = x->d.reverse;
     a.cells = c->sums;
     a.fixed = x->fixed;
@@ -150,7 +150,7 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
 /* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
  * shorter list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
-    const xd_exact_map *map = term->teacher->map;
+    const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
     xd_xtoken_tail t = { c->means,
                          xdi_gold_there(x, c->g->rest),

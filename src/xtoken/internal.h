@@ -141,7 +141,7 @@ typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
     double *log_probs;     /* [rows] logits at the labels, then log-probabilities */
-    int64_t *labels;       /* [rows] where the device cannot read the caller's */
+    void *labels;          /* [rows] where the device cannot read the caller's */
     uint8_t *written;      /* [rows] the gradient has this row */
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
@@ -156,7 +156,7 @@ typedef struct xdi_xtoken_work {
     double *merged;                         /* GOLD: [2] */
     float *scratch;                         /* for the kernels */
     double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
-    int64_t *moment_labels;                 /* [moment rows] where the device cannot read the caller's */
+    void *moment_labels;                    /* [moment rows] where the device cannot read the caller's */
 } xdi_xtoken_work;
 
 /* One call. */
@@ -174,6 +174,7 @@ struct xdi_xtoken {
     size_t list_bytes;
     int64_t room; /* see work.cells */
     double token_denominator;
+    double factor; /* of loss and gradient: the caller's scale */
     double kd_weight, ce_weight;
     xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
     void *host_memory, *list_memory, *work_memory; /* to be released */
@@ -277,8 +278,8 @@ XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
 /* Labels of the caller where kernels can read them: there, or copied to the block. */
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out);
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out);
 
 /* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
@@ -303,7 +304,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 /* Moments of the `count` rows of a teacher that host.asked names, in host.moments; the host waits for them. Labels are
  * the caller's or NULL. */
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy);
+                                        int64_t count, xd_ids labels, bool entropy);
 
 /* ---- the kinds ---- */
 

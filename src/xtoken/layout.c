@@ -85,12 +85,12 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     w->log_probs = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->written = (uint8_t *)xdi_arena_array(a->work, rows, 1, &a->fits);
     w->moments = (double *)xdi_arena_array(a->work, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
-    w->labels = (int64_t *)xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
+    w->labels = xdi_arena_array(a->work, away, sizeof(int64_t), &a->fits);
     h->argmax = w->argmax;
     h->log_probs = w->log_probs;
     h->moments = w->moments;
     if (!x->on_device) return;
-    w->moment_labels = (int64_t *)xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
+    w->moment_labels = xdi_arena_array(a->work, s->moments, sizeof(int64_t), &a->fits);
     h->argmax = (int64_t *)xdi_arena_array(a->host, rows, sizeof(int64_t), &a->fits);
     h->log_probs = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
@@ -152,6 +152,7 @@ XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
+    x->factor = 1.0;
     x->kd_weight = d->kd_weight;
     x->ce_weight = d->ce_weight;
     x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
@@ -174,8 +175,8 @@ XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
-    size_t work, host, lists, bytes = desc->workspace_bytes;
-    void *memory = desc->workspace;
+    size_t work, host, lists, bytes = desc->common.workspace_bytes;
+    void *memory = desc->common.workspace;
     xd_arena arenas[3];
     xdi_xtoken_arenas a;
     XD_REQUIRE(x->ctx, xdi_xtoken_plan(x, &work, &host, &lists), XD_ERROR_ARGUMENT,

@@ -22,16 +22,17 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
     (void)size;
-    XD_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->common.labels.data, XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but the student has no labels", index);
-    XD_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, t->labels.data || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
-    XD_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL, XD_ERROR_ARGUMENT,
-               "teacher %d has likelihood form %d", index, (int)t->likelihood);
-    for (int64_t i = 0; i < slots && t->chunk_length; i++)
-        XD_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
-                   "teacher %d: chunk %lld of sequence %lld has length %g", index, (long long)(i % t->chunks),
-                   (long long)(i / t->chunks), (double)t->chunk_length[i]);
+    XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
+               XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+        XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
+                   XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
+                   (long long)(i % t->chunks), (long long)(i / t->chunks),
+                   (double)t->likelihood.chunk_length[i]);
     return XD_OK;
 }
 
@@ -108,10 +109,10 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
                                  int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slot = b * t->chunks + c;
-    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
+    const double length = t->likelihood.chunk_length ? (double)t->likelihood.chunk_length[slot] : 1.0;
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
-    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
+    if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
     const bool good = isfinite(value) && isfinite(slope);
     *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
     *l_t = isfinite(slope) ? value : slope;

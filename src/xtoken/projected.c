@@ -15,7 +15,7 @@ typedef struct xdi_projected {
 
 static xd_result xdi_projected_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
-    XD_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XD_REQUIRE(ctx, t->projected.projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
     return xdi_xtoken_check_projection(ctx, t, index, size, "its vocabulary is");
 }
 
@@ -33,7 +33,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
 /* A desc whose workspace is asked for need not be right yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
-    const xd_projection *m = term->teacher->projection;
+    const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
     s->settled = xdi_xtoken_most(s->settled, sums);
@@ -46,7 +46,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
 }
 
 static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
-    const int64_t given = term->teacher->column_ids ? 2 * x->d.sequences * term->k : 0;
+    const int64_t given = term->teacher->projected.column_ids ? 2 * x->d.sequences * term->k : 0;
     xdi_projected plan, *p = (xdi_projected *)xdi_xtoken_own(term, a, &plan, sizeof plan);
     p->given = (int64_t *)xdi_xtoken_list(a, given, sizeof(int64_t));
     term->mask = (uint8_t *)xdi_xtoken_list(a, term->teacher->logits.rows, 1);
@@ -54,9 +54,9 @@ static void xdi_projected_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi
 
 static xd_result xdi_projected_open(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_projected *p = (xdi_projected *)term->own;
-    p->projection = *term->teacher->projection;
+    p->projection = *term->teacher->projected.projection;
     if (!xdi_projection_is_near(x->ctx, &p->projection)) {
-        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projection, &p->copied));
+        XD_TRY(xd_projection_upload(x->ctx, term->teacher->projected.projection, &p->copied));
         p->projection = p->copied;
     }
     p->matrix = xdi_projected_matrix(x, &p->projection);
@@ -72,7 +72,7 @@ static void xdi_projected_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
 /* ---- a pass ---- */
 
 static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const int64_t *ids = term->teacher->column_ids, k = term->k;
+    const int64_t *ids = term->teacher->projected.column_ids, k = term->k;
     int64_t *given = ((xdi_projected *)term->own)->given;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < k && ids; j++) {
@@ -92,7 +92,7 @@ static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
 /* J of sequence b, and the projection in it. */
 static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
     xdi_projected *p = (xdi_projected *)term->own;
-    if (term->teacher->column_ids) {
+    if (term->teacher->projected.column_ids) {
         p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
         p->ids_in_rows = p->matrix.ids + term->k;
     } else {

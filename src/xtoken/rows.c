@@ -13,7 +13,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
     XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
-    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->work.argmax, 1, 1, lse));
+    XD_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), 1, 1, lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
     XD_TRY(x->kernels->xtoken.row_sums(&x->launch, &a));
     XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
@@ -26,10 +26,10 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xdi_xtoken_work *w = &x->work;
     const xdi_xtoken_host *h = &x->host;
     const size_t bytes = (size_t)d->student.rows * 8;
-    const int64_t *labels;
+    xd_ids labels;
     XD_TRY(xdi_xrows_lse(x, d->temperature, w->lse));
-    if (!d->labels) return XD_OK;
-    XD_TRY(xdi_xtoken_bring_labels(x, d->labels, d->student.rows, w->labels, &labels));
+    if (!d->common.labels.data) return XD_OK;
+    XD_TRY(xdi_xtoken_bring_labels(x, d->common.labels, d->student.rows, w->labels, &labels));
     if (d->temperature == 1.0)
         XD_TRY(xdi_xtoken_copy(x, w->lse_one, w->lse, bytes, XD_COPY_ON_DEVICE));
     else
@@ -44,10 +44,12 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
 
 /* Does the row count, and how much? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
-    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
-    if (!x->d.labels) return weight;
-    const int64_t label = x->d.labels[row];
-    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    const xd_loss_common *c = &x->d.common;
+    const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;
+    if (c->mask && !c->mask[row]) return 0.0;
+    if (!c->labels.data) return weight;
+    const int64_t label = xd_id_at(c->labels, row);
+    if (label == c->ignore_index || weight == 0.0) return 0.0;
     if (label >= 0 && label < x->vocab.size) return weight;
     if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
         x->found.first_row = row;
@@ -62,7 +64,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
-        if (!x->d.labels || weight == 0.0) continue;
+        if (!x->d.common.labels.data || weight == 0.0) continue;
         if (isfinite(h->log_probs[row]))
             h->ce_factor[row] = weight;
         else

@@ -13,9 +13,9 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
         if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
-    if (!t->labels) return x->host.row_weight[row]; /* one tokenizer: the student's */
-    if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
-        return 0.0;
+    if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
+    const int64_t label = xd_id_at(t->labels, row);
+    if (label == x->d.common.ignore_index || label < 0 || label >= t->logits.cols) return 0.0;
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
@@ -29,9 +29,10 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
     int64_t asked = 0;
+    if (score != XD_XTOKEN_SCORE_CE) labels.data = NULL;
     for (int64_t row = 0; row < t->logits.rows && term->reads; row++)
         if (xdi_score_weight(x, term, score, row) != 0.0) x->host.asked[asked++] = row;
     if (term->reads)

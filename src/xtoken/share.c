@@ -53,7 +53,7 @@ XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *t
 }
 
 XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,

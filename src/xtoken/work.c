@@ -29,11 +29,13 @@ XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *
     return x->kernels->memory.copy(&x->launch, to, from, bytes, kind);
 }
 
-XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, const int64_t *labels, int64_t rows,
-                                             int64_t *block, const int64_t **out) {
-    *out = x->on_device ? block : labels;
+XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
+                                             xd_ids *out) {
+    const size_t size = labels.dtype == XD_DTYPE_I32 ? sizeof(int32_t) : sizeof(int64_t);
+    *out = labels;
     if (!x->on_device) return XD_OK;
-    return xdi_xtoken_copy(x, block, labels, (size_t)rows * sizeof *labels, XD_COPY_TO_DEVICE);
+    out->data = block;
+    return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
 /* ---- rows at work ---- */
@@ -82,14 +84,15 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
     xd_xtoken_gradient to;
     memset(&to, 0, sizeof to);
     to.x = rows;
-    to.rows = x->d.gradient;
+    to.rows = x->d.common.gradient;
     to.lse_one = x->work.lse_one;
-    to.ce_weight = x->ce_weight;
+    to.ce_weight = x->ce_weight * x->factor;
     to.written = x->work.written;
     to.fixed = x->fixed;
-    if (!x->d.labels) return to;
+    if (!x->d.common.labels.data) return to;
     to.ce_factor = (const double *)xdi_xtoken_there(x, x->host.ce_factor);
-    to.labels = x->on_device ? x->work.labels : x->d.labels;
+    to.labels = x->d.common.labels;
+    if (x->on_device) to.labels.data = x->work.labels;
     return to;
 }
 
@@ -144,7 +147,7 @@ XD_PRIVATE xd_result xdi_xtoken_row_deltas(const xdi_xtoken *x, const xd_xtoken_
 }
 
 XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t columns,
-                                        int64_t count, const int64_t *labels, bool entropy) {
+                                        int64_t count, xd_ids labels, bool entropy) {
     const int64_t *asked = x->host.asked;
     const size_t bytes = (size_t)(count * XD_XTOKEN_MOMENTS) * sizeof(double);
     xd_xtoken_moments_args a;
@@ -157,7 +160,7 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
     a.moments = x->work.moments;
     XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(x, asked), asked, (size_t)count * sizeof *asked,
                            XD_COPY_TO_DEVICE));
-    if (labels)
+    if (labels.data)
         XD_TRY(
             xdi_xtoken_bring_labels(x, labels, term->teacher->logits.rows, x->work.moment_labels, &a.labels));
     XD_TRY(x->kernels->xtoken.moments(&x->launch, &a));

@@ -19,9 +19,10 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
 
 /* What rows add to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
-        const bool right = x->d.labels && x->host.argmax[row] == x->d.labels[row];
+        const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
         xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
@@ -59,6 +60,34 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
+/* One value of the caller's, in memory of the device or of the host. */
+static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
+    if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
+    memcpy(to, from, bytes);
+    return XD_OK;
+}
+
+/* The factor of loss and gradient; one that is not finite is a finding, and counts as 0. */
+static xd_result xdi_xtoken_read_scale(xdi_xtoken *x) {
+    if (!x->d.common.scale) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &x->factor, x->d.common.scale, sizeof x->factor));
+    if (isfinite(x->factor)) return XD_OK;
+    xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+    return XD_OK;
+}
+
+/* D of CE and SAME. */
+static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
+    const xd_loss_common *c = &x->d.common;
+    xd_denominator given;
+    x->token_denominator = c->denominator_value > 0.0 ? c->denominator_value : counted;
+    if (!c->denominator) return XD_OK;
+    XD_TRY(xdi_xtoken_read_value(x, &given, c->denominator, sizeof given));
+    x->token_denominator = given.inverse > 0.0 ? given.value : 0.0;
+    return XD_OK;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -73,15 +102,17 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.comm));
-    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->host.sums[0];
+    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
-    if (all == 0.0 && x->host.sums[0] == 0.0) x->found.nothing_counted = 1;
-    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
-        x->host.ce_factor[row] /= x->token_denominator;
+    if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        double *factor = &x->host.ce_factor[row];
+        *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+    }
     xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
@@ -127,7 +158,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
 
 /* Where several ranks found something, all name what the first of them did. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
-    xd_comm *comm = x->d.comm;
+    xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
     const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
     if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
@@ -145,7 +176,7 @@ static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
     XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm));
+                           x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -170,8 +201,10 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
         v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
-    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.kd *= x->factor;
+    v.ce *= x->factor;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
     v.right = x->host.sums[XDI_XTOKEN_RIGHT];
     v.tokens = x->host.sums[XDI_XTOKEN_TOKENS];
     v.token_denominator = x->token_denominator;
@@ -181,7 +214,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
 
 /* Adds what was found to the caller's status, or makes an error of it. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
-    xd_status found = x->found, *status = x->d.status;
+    xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
     found.not_finite = (int64_t)x->host.sums[XDI_XTOKEN_NOT_FINITE];
     if (!status) return xd_status_check(x->ctx, &found);
@@ -196,8 +229,9 @@ static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
 }
 
 static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
-    const bool write = x->d.gradient.data != NULL;
+    const bool write = x->d.common.gradient.data != NULL;
     xd_xtoken_values values;
+    XD_TRY(xdi_xtoken_read_scale(x));
     XD_TRY(xdi_xtoken_read_rows(x));
     XD_TRY(xdi_xtoken_denominators(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -214,8 +248,10 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
         values = xdi_xtoken_result(x);
     }
     XD_TRY(xdi_xtoken_report(x));
-    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++) {
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+        x->d.teacher_values[i].kd *= x->factor;
+    }
     *out = values;
     return XD_OK;
 }
@@ -247,7 +283,7 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
     memset(&x, 0, sizeof x);
     xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
-                             desc->comm ? desc->comm : desc->sequence_comm, result);
+                             desc->common.comm ? desc->common.comm : desc->sequence_comm, result);
     if (result == XD_OK) result = xdi_xtoken_run(&x, out);
     xdi_xtoken_close(&x, result);
     return result;

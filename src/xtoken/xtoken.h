@@ -4,6 +4,7 @@
 #include "align/chunks.h"
 #include "align/projection.h"
 #include "teacher/cache.h"
+#include "loss/common.h"
 #include "loss/vocab.h"
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
@@ -64,6 +65,41 @@ typedef enum xd_xtoken_score {
     XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
 } xd_xtoken_score;
 
+/* What a teacher of kind PROJECTED has. */
+typedef struct xd_xtoken_projected {
+    /* Required; [V, V_t]. With a GPU one from xd_projection_upload: another is copied there in every call. */
+    const xd_projection *projection;
+    /* [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share the sequence: J
+     * was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k columns alone. Not with
+     * scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
+} xd_xtoken_projected;
+
+/* ... GOLD ... */
+typedef struct xd_xtoken_gold {
+    const xd_exact_map *map; /* required; relaxed: H-KL */
+} xd_xtoken_gold;
+
+/* ... CACHED, and LIKELIHOOD without logits: what a cache knows instead. Of the teacher's logits,
+ * `rows` alone is read, and data is NULL. */
+typedef struct xd_xtoken_cached {
+    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the desc's temperature */
+    const int64_t *positions;           /* [rows of logits] places in it; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const xd_projection
+        *projection; /* CACHED; as xd_xtoken_projected has it. NULL -> one vocabulary, M = 1 */
+} xd_xtoken_cached;
+
+/* ... and LIKELIHOOD. A chunk is summed over the positions that predict its tokens. Nobody predicts the first token of a sequence: where no
+ * start token stands before the text, mask the chunk it belongs to. */
+typedef struct xd_xtoken_likelihood {
+    xd_likelihood_form form;
+    const float
+        *target_log_probs; /* [rows of logits] of its next tokens; NULL -> from `cached.cache`, or else from
+                                      logits and labels */
+    const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
+} xd_xtoken_likelihood;
+
 /* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
  * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
 typedef struct xd_xtoken_teacher {
@@ -75,35 +111,21 @@ typedef struct xd_xtoken_teacher {
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
-                                        there in every call */
-    const xd_exact_map *map;         /* GOLD */
-    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
-     * the sequence: J was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k
-     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
-    const int64_t *column_ids;
-    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
-                                        SAME: not used, D is token_denominator */
-    double weight;             /* omega_i, without a score; 0: it is left out */
-    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    xd_xtoken_projected projected;   /* PROJECTED */
+    xd_xtoken_gold gold;             /* GOLD */
+    xd_xtoken_cached cached;         /* CACHED, and LIKELIHOOD without logits */
+    xd_xtoken_likelihood likelihood; /* LIKELIHOOD */
+    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is the desc's */
+    double weight;                   /* omega_i, without a score; 0: it is left out */
+    xd_ids labels;             /* [rows of logits] its next tokens, for scores; SAME: none -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
-    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
-     * rank; CACHED needs it at the temperature of the desc. */
-    const xd_teacher_cache *cache;
-    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
-                                      or else from logits and labels */
-    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
-     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
-    xd_likelihood_form likelihood;
-    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
 typedef struct xd_xtoken_teacher_values {
-    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double kd;          /* KD_i times the scale, without its weight; 0 for a teacher not selected */
     double weight;      /* omega_i */
     double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
@@ -114,7 +136,7 @@ typedef struct xd_xtoken_teacher_values {
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
-    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
     double kd_weight;    /* what was used */
     double
         balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
@@ -133,13 +155,20 @@ typedef struct xd_xtoken_desc {
     const xd_vocab *vocab;      /* required; a projection has its size */
     int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
     xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
-    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
-    bool has_ignore_index;      /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
-    int64_t ignore_index;
-    const float *row_weight;  /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
-    double token_denominator; /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    /* As in the other losses, [rows], but in memory of the host (scale and denominator: there or here), and
+     *   labels       none -> no CE
+     *   mask         0 -> the row counts for neither CE nor SAME; chunks have a mask of their own
+     *   row_weight   of CE and SAME, includes the sample's
+     *   scale        multiplies loss and gradient, and kd and ce, the teachers' too, but no sums. Not finite: a
+     *                finding of row 0, and it counts as 0
+     *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
+     *   comm         data and sequence axes, sums run over it; NULL -> sequence_comm
+     *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
+     *                values only
+     *   row_loss     must be NULL: chunks have losses, rows do not
+     *   status       data errors are added here; NULL -> they are returned, on a GPU too */
+    xd_loss_common common;
     const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
     int teacher_count;
     xd_xtoken_mode mode;
@@ -163,12 +192,7 @@ typedef struct xd_xtoken_desc {
     /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
-    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
-                         separate and f32; data NULL -> values only */
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
-    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
-    void *workspace;                          /* NULL -> taken from the allocator for this call */
-    size_t workspace_bytes;
 } xd_xtoken_desc;
 
 /* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a

@@ -399,7 +399,7 @@ step_cuda() {
     need nvcc
     make --no-print-directory cuda CUDA_ARCHS=90 && make --no-print-directory build/libxdistill.a || return 1
     library=
-    for source in examples/*.cu; do
+    for source in examples/cuda/*.cu; do
         line=$(sed -n '/^ \*  *nvcc /{s/^ \* *//;s#xdistill_cuda.cu#build/xdistill_cuda.o#;s# -o .*##;p;q;}' "$source")
         echo "$line"
         $line $library -lpthread -o "$dir/$(basename "$source" .cu)" || return 1

@@ -98,7 +98,7 @@ build_emulated() {
 # says, with the library in it; the others share the library's object. Warnings are looked for elsewhere.
 run_examples() {
     implemented= library=
-    for source in examples/*.cu; do
+    for source in examples/cuda/*.cu; do
         name=$(basename "$source" .cu)
         $cxx $EMU_HOST -O0 -w $implemented -x c++ -c "$source" -o "$out/$name.o" &&
             $cxx "$out/$name.o" "$out/unit.o" $library "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" &&

@@ -100,7 +100,7 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
     Device student(p->student, sizeof p->student), teacher(p->teacher, sizeof p->teacher);
     Device derivative(c.gradient, sizeof c.gradient), values(std::vector<float>(TEACHER_ROWS * K));
     c.d.student.data = student.at<void>();
-    c.d.gradient.data = derivative.at<void>();
+    c.d.common.gradient.data = derivative.at<void>();
     c.teachers[0].logits.data = teacher.at<void>();
     CHECK(xd_comm_self(p->ctx, &self) == XD_OK);
     if (routed) {
@@ -125,7 +125,7 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
         CHECK(xd_route_send(route, rows, ids) == XD_OK);
         CHECK(xd_route_take(route, &w) == XD_OK && w.is_view);
         c.teachers[0].logits = w.rows;
-        c.teachers[0].column_ids = w.ids;
+        c.teachers[0].projected.column_ids = w.ids;
     }
     const xd_xtoken_values out = run_call(p, &c);
     if (routed) CHECK(xd_route_release(route) == XD_OK);

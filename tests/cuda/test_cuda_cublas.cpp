@@ -448,7 +448,7 @@ static HeadResult head_of(const Gpu &gpu, int64_t rows, int64_t columns, int64_t
     d.weight_gradient = d_weight.at<float>();
     d.bias_gradient = d_bias.at<float>();
     d.bf16 = true;
-    d.loss.common.labels = labels.at<int64_t>();
+    d.loss.common.labels.data = labels.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.hard_weight = 1.0;
     d.loss.common.status = status.at<xd_status>();

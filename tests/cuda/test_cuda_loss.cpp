@@ -73,7 +73,7 @@ static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
             if (c.soft != 0.0) d.teacher = rows_at(at, y, s.teacher, s);
             d.common.gradient = rows_at(at, g, s.gradient, s);
             d.common.gradient.cols = s.stride(); /* the padding is zeroed */
-            d.common.labels = place<int64_t>(at, l);
+            d.common.labels.data = place<int64_t>(at, l);
             d.common.mask = place<uint8_t>(at, m);
             d.common.row_weight = place<float>(at, w);
             d.common.scale = place<double>(at, f);
@@ -268,7 +268,7 @@ XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
             d.student = rows_at(side ? dx.at<void>() : (void *)x.data(), 0, s.student, s);
             if (kind >= 0) d.teacher = rows_at(side ? dy.at<void>() : (void *)y.data(), 0, s.teacher, s);
             d.common.gradient = rows_at(side ? dg.at<void>() : (void *)g.data(), 0, s.gradient, s);
-            d.common.labels = side ? dl.at<int64_t>() : labels.data();
+            d.common.labels.data = side ? dl.at<int64_t>() : labels.data();
             d.hard_weight = kind < 0 ? 1.0 : 0.0;
             d.soft_weight = kind < 0 ? 0.0 : 1.0;
             d.divergence = kind < 0 ? XD_KL_FORWARD : kinds[kind];
@@ -303,7 +303,7 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     xd_loss_desc d = {};
     d.student = rows_at(x.at<void>(), 0, s.student, s);
     d.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
-    d.common.labels = l.at<int64_t>();
+    d.common.labels.data = l.at<int64_t>();
     d.vocab = vocab;
     d.hard_weight = 1.0;
     d.common.status = status.at<xd_status>();
@@ -372,7 +372,7 @@ static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
                               rows * sizeof(xd_loss_row) + (size_t)offsets[i] * xd_dtype_size(s.gradient),
                               s.gradient, s);
         a->student.cols = a->teacher.cols = a->gradient.cols = offsets[i + 1] - offsets[i];
-        a->labels = l.at<int64_t>();
+        a->labels.data = l.at<int64_t>();
         a->row_scale = scale.at<double>();
         a->offsets = cuts.at<int64_t>();
         a->begin = offsets[i];
@@ -488,7 +488,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         d.student = { w->on_device ? dx.at<void>() : (void *)x.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.teacher = { w->on_device ? dy.at<void>() : (void *)y.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.common.gradient = d.student;
-        d.common.labels = w->on_device ? dl.at<int64_t>() : labels.data();
+        d.common.labels.data = w->on_device ? dl.at<int64_t>() : labels.data();
         d.common.status = w->on_device ? ds.at<xd_status>() : &status;
         d.vocab = vocab;
         d.hard_weight = d.soft_weight = 1.0;
@@ -586,9 +586,9 @@ XD_TEST(denominators_are_counted_to_the_bit) {
         const size_t out = board.add(nullptr, sizeof(xd_denominator));
         const std::vector<unsigned char> after =
             pair.run(&board, 5, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-                xd_positions p[2] = { { n, place<int64_t>(at, l), false, 0, place<uint8_t>(at, m),
+                xd_positions p[2] = { { n, { place<int64_t>(at, l), XD_DTYPE_I64 }, false, 0, place<uint8_t>(at, m),
                                         place<float>(at, w) },
-                                      { 33, nullptr, false, 0, nullptr, nullptr } };
+                                      { 33, {}, false, 0, nullptr, nullptr } };
                 const xd_result refused = bad && ctx == pair.cpu ? XD_ERROR_ARGUMENT : XD_OK;
                 CHECK(xd_denominator_count(ctx, nullptr, p, 2, place<xd_denominator>(at, out)) == refused);
             });

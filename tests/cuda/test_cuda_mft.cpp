@@ -69,7 +69,7 @@ static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed)
             d.loss.teacher = rows_at(at, y, s.teacher, s);
             d.loss.common.gradient = rows_at(at, g, s.gradient, s);
             d.loss.common.gradient.cols = s.stride(); /* the padding is zeroed */
-            d.loss.common.labels = place<int64_t>(at, l);
+            d.loss.common.labels.data = place<int64_t>(at, l);
             d.loss.common.mask = place<uint8_t>(at, m);
             d.loss.common.row_weight = place<float>(at, w);
             d.loss.common.status = place<xd_status>(at, status);
@@ -142,7 +142,7 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, 8, 8, &vocab) == XD_OK);
     xd_mft_desc d = xd_mft_defaults();
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
-    d.loss.common.labels = x.at<int64_t>();
+    d.loss.common.labels.data = x.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
     CHECK(xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
@@ -192,7 +192,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         d.loss.student = d.loss.common.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.loss.teacher = { at[1], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.terms = { at[2], XD_DTYPE_F32, TP_ROWS, columns, 0 };
-        d.loss.common.labels = (const int64_t *)at[3];
+        d.loss.common.labels.data = (const int64_t *)at[3];
         d.loss.common.status = (xd_status *)at[4];
         d.loss.vocab = vocab;
         d.loss.temperature = 1.5;
@@ -270,7 +270,7 @@ static void capture(bool cosine) {
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);
     d.loss.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
     d.terms = rows_at(t.at<void>(), 0, XD_DTYPE_F32, s);
-    d.loss.common.labels = l.at<int64_t>();
+    d.loss.common.labels.data = l.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
     d.loss.common.workspace_bytes = xd_loss_workspace_bytes(&d.loss);

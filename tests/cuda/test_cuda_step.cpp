@@ -62,7 +62,8 @@ struct Model {
         xd_optimizer_step_desc desc = {};
         desc.gradient_scale = &norm->coefficient;
         desc.status = status;
-        desc.ema = fused ? ema : nullptr;
+        desc.averages = &ema;
+        desc.average_count = fused;
         CHECK(xd_optimizer_step(optimizer, &desc, nullptr) == XD_OK);
         if (!fused) CHECK(xd_ema_update(ema, XD_EMA_NEXT, status) == XD_OK);
     }
@@ -247,7 +248,8 @@ struct Crowd {
         if (clipped) CHECK(xd_gradient_norm_compute(ctx, nullptr, &clip, out) == XD_OK);
         xd_optimizer_step_desc desc = {};
         desc.gradient_scale = clipped ? &out->coefficient : nullptr;
-        desc.ema = fused ? ema : nullptr;
+        desc.averages = &ema;
+        desc.average_count = fused;
         CHECK(xd_optimizer_step(optimizer, &desc, nullptr) == XD_OK);
         if (!fused) CHECK(xd_ema_update(ema, XD_EMA_NEXT, nullptr) == XD_OK);
     }

@@ -59,7 +59,7 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
             const bool shipped = c.teacher == 0 || c.teacher == 3;
             if (!shipped) d.teacher = rows_at(at, y, s.teacher, s);
             if (shipped) d.values = place<float>(at, v);
-            if (c.teacher != 2) d.ids = place<int64_t>(at, i);
+            if (c.teacher != 2) d.ids.data = place<int64_t>(at, i);
             if (c.teacher == 3) d.values_kind = XD_TOPK_LOGITS;
             if (c.teacher == 3) d.log_normaliser = place<float>(at, n);
             d.common.status = place<xd_status>(at, status);
@@ -201,15 +201,15 @@ XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
                 for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
                 double *d = place<double>(at, scalars);
                 const int64_t *ids = place<int64_t>(at, l);
-                const xd_positions p = { s.rows, ids, false, 0, nullptr, nullptr };
+                const xd_positions p = { s.rows, { ids, XD_DTYPE_I64 }, false, 0, nullptr, nullptr };
                 CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
                 CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
                 CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
                                               to[1]) == XD_OK);
-                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, ids, d + 10) == XD_OK);
-                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, ids, place<float>(at, u),
+                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), d + 10) == XD_OK);
+                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), place<float>(at, u),
                                                    to[2]) == XD_OK);
-                CHECK(xd_gather_columns(ctx, vocab, logits_rows, ids, 1, 1, d + 20) == XD_OK);
+                CHECK(xd_gather_columns(ctx, vocab, logits_rows, xd_ids_of(ids, XD_DTYPE_I64), 1, 1, d + 20) == XD_OK);
                 CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
             });
         const unsigned char *a = after.data(), *b = board.bytes.data();

@@ -258,7 +258,7 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
             to.lse_one = place<double>(at, p.lse_one);
             to.ce_factor = place<double>(at, p.ce_factor);
             to.ce_weight = 0.6;
-            to.labels = place<int64_t>(at, p.labels);
+            to.labels.data = place<int64_t>(at, p.labels);
             to.written = place<uint8_t>(at, p.written);
             const double *delta = place<double>(at, p.delta);
             const xd_xtoken_project_gradient_args a = {

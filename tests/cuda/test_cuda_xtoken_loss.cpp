@@ -9,7 +9,7 @@ static xd_result either_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_
 #include <unistd.h>
 
 /* How the next calls are made; between calls of a test, while no rank runs, it changes. */
-static struct Form { bool on_gpu = true, bf16 = false, uploaded = false, own_workspace = false; } form;
+static struct Form { bool on_gpu = true, bf16 = false, uploaded = false, own_workspace = false, narrow = false; } form;
 
 /* Arrays of a call in the dtype of the form, on the host or on the GPU. What has one address has one copy. */
 struct Arrays {
@@ -53,6 +53,13 @@ struct Arrays {
     }
 };
 
+/* The same labels in 32 bits. */
+static void narrow_ids(xd_ids *ids, int64_t count, std::vector<int32_t> *labels) {
+    if (!ids->data) return;
+    for (int64_t i = 0; i < count; i++) labels->push_back((int32_t)xd_id_at(*ids, i));
+    *ids = xd_ids_of(labels->data(), XD_DTYPE_I32);
+}
+
 static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
     Arrays arrays;
     Device *workspace = nullptr;
@@ -60,23 +67,34 @@ static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_va
     xd_xtoken_desc d = *desc;
     std::vector<xd_xtoken_teacher> teachers(desc->teachers, desc->teachers + desc->teacher_count);
     d.teachers = teachers.data();
+    std::vector<int32_t> labels[4];
+    if (form.narrow) narrow_ids(&d.common.labels, d.student.rows, &labels[3]);
+    for (size_t i = 0; i < teachers.size() && form.narrow; i++)
+        narrow_ids(&teachers[i].labels, teachers[i].logits.rows, &labels[i]);
     d.student = arrays.bring(d.student);
-    d.gradient = arrays.bring(d.gradient);
+    d.common.gradient = arrays.bring(d.common.gradient);
     for (size_t i = 0; i < teachers.size(); i++) {
         teachers[i].logits = arrays.bring(teachers[i].logits);
         if (!form.uploaded) continue;
-        if (teachers[i].kind != XD_XTOKEN_PROJECTED && teachers[i].kind != XD_XTOKEN_CACHED) continue;
-        if (!teachers[i].projection) continue;
-        CHECK(xd_projection_upload(ctx, teachers[i].projection, &near[i]) == XD_OK);
-        teachers[i].projection = &near[i];
+        const xd_projection **projection = teachers[i].kind == XD_XTOKEN_CACHED
+                                               ? &teachers[i].cached.projection
+                                               : &teachers[i].projected.projection;
+        if (!*projection) continue;
+        CHECK(xd_projection_upload(ctx, *projection, &near[i]) == XD_OK);
+        *projection = &near[i];
     }
+    const Device scale(std::vector<double>(1, d.common.scale ? *d.common.scale : 1.0));
+    const Device denominator(
+        std::vector<xd_denominator>(1, d.common.denominator ? *d.common.denominator : xd_denominator()));
     if (form.own_workspace && form.on_gpu) {
-        d.workspace_bytes = xd_xtoken_workspace_bytes(&d);
-        workspace = new Device(std::vector<unsigned char>(d.workspace_bytes, 0xff));
-        d.workspace = workspace->at<void>();
+        if (d.common.scale) d.common.scale = scale.at<double>();
+        if (d.common.denominator) d.common.denominator = denominator.at<xd_denominator>();
+        d.common.workspace_bytes = xd_xtoken_workspace_bytes(&d);
+        workspace = new Device(std::vector<unsigned char>(d.common.workspace_bytes, 0xff));
+        d.common.workspace = workspace->at<void>();
     }
     const xd_result result = xd_xtoken_loss(ctx, &d, out);
-    if (result == XD_OK) arrays.take_home(desc->gradient.data);
+    if (result == XD_OK) arrays.take_home(desc->common.gradient.data);
     for (xd_projection &one : near) xd_projection_unload(ctx, &one);
     delete workspace;
     return result;
@@ -149,6 +167,27 @@ XD_TEST(loss_and_gradient_are_those_of_the_cpu) {
         p.settings.tile = way % 5;
         form.bf16 = way % 7 == 3;
         form.uploaded = form.own_workspace = way % 3 == 2;
+        compare(&p);
+        form = Form();
+        close_problem(&p);
+    }
+}
+
+/* The scale and the denominator lie on the host or, with the workspace, on the GPU. */
+XD_TEST(masks_scales_and_denominators_are_those_of_the_cpu) {
+    for (int way = 0; way < 6; way++) {
+        const double scale = way == 4 ? (double)NAN : 2.5;
+        const xd_denominator denominator = { 7.0, way == 5 ? 0.0 : 1.0 / 7.0, 7, 0 };
+        uint8_t mask[STUDENT_ROWS];
+        problem p;
+        memset(mask, 1, sizeof mask);
+        mask[3] = mask[8] = 0;
+        open_problem(&p, way % 2 ? XD_XTOKEN_SAME : XD_XTOKEN_PROJECTED);
+        p.settings.common.mask = mask;
+        p.settings.common.scale = &scale;
+        p.settings.common.denominator = &denominator;
+        form.own_workspace = way / 2 == 1 || way == 5;
+        form.narrow = way % 3 == 0;
         compare(&p);
         form = Form();
         close_problem(&p);
@@ -278,7 +317,7 @@ XD_TEST(cached_positions_need_no_projection) {
             open_call(&p, &c[gpu]);
             c[gpu].teachers[0].logits.rows = STUDENT_ROWS;
             c[gpu].teachers[0].teacher_chunks = p.student_chunks;
-            c[gpu].teachers[0].projection = nullptr;
+            c[gpu].teachers[0].cached.projection = nullptr;
             values[gpu] = run_call(&p, &c[gpu]);
             xd_vocab_destroy(c[gpu].vocab);
         }
@@ -440,7 +479,7 @@ XD_TEST(given_columns_are_those_chosen_here) {
     const xd_xtoken_values a = run_call(&p, &whole);
     open_call(&p, &given);
     given.teachers[0].logits = rows_of(chosen, TEACHER_ROWS, 4);
-    given.teachers[0].column_ids = ids;
+    given.teachers[0].projected.column_ids = ids;
     const xd_xtoken_values b = run_call(&p, &given);
     CHECK(a.loss == b.loss && memcmp(whole.gradient, given.gradient, sizeof whole.gradient) == 0);
     xd_vocab_destroy(whole.vocab);
@@ -570,16 +609,16 @@ XD_TEST(bad_teachers_and_small_workspaces_are_refused) {
         open_cached(&p, XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
         p.kinds[0] = (xd_xtoken_kind)kind;
         open_call(&p, &c);
-        c.d.workspace = &p; /* not looked at */
-        c.d.workspace_bytes = 100;
+        c.d.common.workspace = &p; /* not looked at */
+        c.d.common.workspace_bytes = 100;
         values.loss = 42.0;
         CHECK(either_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
-        c.d.workspace = nullptr;
+        c.d.common.workspace = nullptr;
         if (kind == XD_XTOKEN_SAME) c.teachers[0].logits.rows--;
         if (kind == XD_XTOKEN_CACHED) c.d.temperature = 2.0;
-        if (kind == XD_XTOKEN_LIKELIHOOD) c.d.labels = nullptr;
-        if (kind == XD_XTOKEN_PROJECTED) c.teachers[0].projection = nullptr;
-        if (kind == XD_XTOKEN_GOLD) c.teachers[0].map = nullptr;
+        if (kind == XD_XTOKEN_LIKELIHOOD) c.d.common.labels.data = nullptr;
+        if (kind == XD_XTOKEN_PROJECTED) c.teachers[0].projected.projection = nullptr;
+        if (kind == XD_XTOKEN_GOLD) c.teachers[0].gold.map = nullptr;
         const xd_result result = either_loss(p.ctx, &c.d, &values);
         CHECK(result == XD_ERROR_ARGUMENT || (kind == XD_XTOKEN_SAME && result == XD_ERROR_SHAPE));
         CHECK(values.loss == 42.0 && c.gradient[0] == 0.0f);

@@ -38,7 +38,7 @@ static void compare_moments(Pair *pair, xd_dtype dtype, bool odd, bool entropy, 
             a.x.columns = columns;
             a.x.rows = place<int64_t>(at, rows);
             a.x.count = COUNT;
-            a.labels = labelled ? place<int64_t>(at, labels) : nullptr;
+            a.labels.data = labelled ? place<int64_t>(at, labels) : nullptr;
             a.moments = place<double>(at, out);
             a.entropy = entropy;
             CHECK(xd_ctx_kernels(ctx)->xtoken.moments(&launch, &a) == XD_OK);
@@ -195,7 +195,7 @@ static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool wit
             a.to.rows = { place<void>(at, g), dtype, ROWS, COLUMNS + 2, shape.stride() };
             a.to.ce_factor = with_ce ? place<double>(at, ce) : nullptr;
             a.to.ce_weight = 0.6;
-            a.to.labels = place<int64_t>(at, labels);
+            a.to.labels.data = place<int64_t>(at, labels);
             a.to.written = place<uint8_t>(at, written);
             a.slopes = place<double>(at, slopes);
             const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx)->xtoken;

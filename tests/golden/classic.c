@@ -71,7 +71,7 @@ static void set_beta(double beta, xd_divergence *divergence, double *out) {
 }
 
 /* Counted positions by the library's own denominator. */
-static int64_t counted_positions(golden_case *c, const int64_t *labels, int64_t count, int64_t ignore_index) {
+static int64_t counted_positions(golden_case *c, xd_ids labels, int64_t count, int64_t ignore_index) {
     xd_positions positions;
     xd_denominator denominator;
     memset(&positions, 0, sizeof positions);
@@ -93,7 +93,7 @@ static bool ce_claims(const golden_case *c) {
 static void ce_run(golden_case *c) {
     rows_case k;
     if (!rows_open(c, "in.logits", &k)) return;
-    k.desc.common.labels = rows_labels(c, &k);
+    k.desc.common.labels = xd_ids_of(rows_labels(c, &k), XD_DTYPE_I64);
     k.desc.hard_weight = 1.0;
     k.desc.common.has_ignore_index = true;
     k.desc.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
@@ -170,7 +170,7 @@ static void jsd_run(golden_case *c) {
     }
     if (!rows_open(c, "in.student_logits", &k)) return;
     rows_teacher(c, &k);
-    if (labels) k.desc.common.labels = rows_labels(c, &k);
+    if (labels) k.desc.common.labels = xd_ids_of(rows_labels(c, &k), XD_DTYPE_I64);
     k.desc.soft_weight = 1.0;
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
     k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
@@ -220,7 +220,7 @@ static void mft_run(golden_case *c) {
     rows_teacher(c, &k);
     memset(&d, 0, sizeof d);
     d.loss = k.desc;
-    d.loss.common.labels = rows_labels(c, &k);
+    d.loss.common.labels = xd_ids_of(rows_labels(c, &k), XD_DTYPE_I64);
     d.loss.temperature = golden_number(c, "cfg.temperature", 1.0);
     d.loss.common.denominator_value =
         none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
@@ -316,11 +316,11 @@ static bool support_claims(const golden_case *c) {
 static void support_of_server(golden_case *c, const rows_case *k, xd_topk_desc *d) {
     const golden_array ids = golden_tensor(c, "in.teacher_topk_ids");
     const int64_t *labels = rows_labels(c, k);
-    const int64_t counted = counted_positions(c, labels, k->rows, XD_IGNORE_INDEX);
+    const int64_t counted = counted_positions(c, xd_ids_of(labels, XD_DTYPE_I64), k->rows, XD_IGNORE_INDEX);
     d->k = ids.shape[ids.ndim > 0 ? ids.ndim - 1 : 0];
-    d->ids = golden_i64(c, &ids);
+    d->ids = xd_ids_of(golden_i64(c, &ids), XD_DTYPE_I64);
     d->values = rows_of(c, "in.teacher_topk_logprobs", k->rows * d->k);
-    d->common.labels = labels;
+    d->common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d->common.denominator_value = counted > 0 ? (double)counted : 1.0;
 }
 

@@ -122,8 +122,13 @@ const void *golden_fetch(golden_case *c, const void *there, size_t bytes) {
 
 /* ---- calls whose descs are full of arrays ---- */
 
+static xd_ids golden_ids_in(golden_loans *l, xd_ids ids, size_t count) {
+    ids.data = golden_in(l, ids.data, count * xd_dtype_size(ids.dtype));
+    return ids;
+}
+
 static xd_positions golden_positions_in(golden_loans *l, xd_positions p) {
-    p.labels = (const int64_t *)golden_in(l, p.labels, (size_t)p.count * sizeof *p.labels);
+    p.labels = golden_ids_in(l, p.labels, (size_t)p.count);
     p.mask = (const uint8_t *)golden_in(l, p.mask, (size_t)p.count);
     p.weights = (const float *)golden_in(l, p.weights, (size_t)p.count * sizeof *p.weights);
     return p;
@@ -159,7 +164,7 @@ static xd_loss_desc golden_lent_loss(golden_loans *l, const xd_loss_desc *desc, 
     d.student = golden_rows_in(l, d.student);
     d.teacher = golden_rows_in(l, d.teacher);
     d.common.gradient = golden_rows_out(l, d.common.gradient);
-    d.common.labels = (const int64_t *)golden_in(l, d.common.labels, rows * sizeof *d.common.labels);
+    d.common.labels = golden_ids_in(l, d.common.labels, rows);
     d.common.mask = (const uint8_t *)golden_in(l, d.common.mask, rows);
     d.common.row_weight =
         (const float *)golden_in(l, d.common.row_weight, rows * sizeof *d.common.row_weight);
@@ -227,9 +232,9 @@ xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_va
     d.student = golden_rows_in(l, d.student);
     d.teacher = golden_rows_in(l, d.teacher);
     d.common.gradient = golden_rows_out(l, d.common.gradient);
-    d.ids = (const int64_t *)golden_in(l, d.ids, cells * sizeof *d.ids);
+    d.ids = golden_ids_in(l, d.ids, cells);
     d.values = (const float *)golden_in(l, d.values, cells * sizeof *d.values);
-    d.common.labels = (const int64_t *)golden_in(l, d.common.labels, rows * sizeof *d.common.labels);
+    d.common.labels = golden_ids_in(l, d.common.labels, rows);
     d.common.row_weight =
         (const float *)golden_in(l, d.common.row_weight, rows * sizeof *d.common.row_weight);
     d.common.row_loss = (float *)golden_out(l, d.common.row_loss, rows * sizeof *d.common.row_loss);

@@ -29,7 +29,7 @@ static void fused_desc(golden_case *c, xd_head_loss_desc *d) {
     d->teacher.hidden = matrix(c, "in.teacher_input");
     d->teacher.weight = matrix(c, "in.teacher_weight");
     d->teacher.bias = bias(c, "in.teacher_bias");
-    d->loss.common.labels = golden_i64(c, &labels);
+    d->loss.common.labels = xd_ids_of(golden_i64(c, &labels), XD_DTYPE_I64);
     d->loss.common.has_ignore_index = true;
     d->loss.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
     d->loss.hard_weight = golden_number(c, "cfg.weight_hard_loss", 0.5);

@@ -190,7 +190,8 @@ static xd_result sequence_indices(xd_comm *world, const sequence_case *s, const 
     memset(&d, 0, sizeof d);
     d.sequences = 1;
     d.length = s->length;
-    d.positions = d.ids = p->contiguous_index;
+    d.positions = p->contiguous_index;
+    d.ids = xd_ids_of(p->contiguous_index, XD_DTYPE_I64);
     d.held = held;
     d.has_ignore_index = true;
     d.ignore_index = -1;

@@ -236,7 +236,7 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     topk_distill_desc(job, part, &d);
     d.student = sharded_rows(part, student);
     d.common.gradient = sharded_rows(part, gradient);
-    d.ids = ids;
+    d.ids = xd_ids_of(ids, XD_DTYPE_I64);
     d.values = values;
     d.common.row_weight = mask;
     xd_result result = golden_topk_loss(part->loans, &d, &loss);

@@ -137,7 +137,7 @@ static void add_cross_entropy(batch *b, double weight) {
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, x.cols, x.cols, &vocab))) return;
     d.student = x;
     d.common.gradient = g;
-    d.common.labels = labels;
+    d.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d.vocab = vocab;
     d.hard_weight = weight;
     if (golden_ok(c, golden_loss(golden_case_loans(c), &d, &values))) {

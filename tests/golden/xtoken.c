@@ -137,8 +137,8 @@ static bool read_alignment(xtoken_case *x, int index) {
         t->position_weight = weights(x, &mask, false);
     }
     if (!read_projection(x, index)) return false;
-    t->desc.projection = &t->projection;
-    t->desc.map = &t->map;
+    t->desc.projected.projection = &t->projection;
+    t->desc.gold.map = &t->map;
     return true;
 }
 
@@ -204,7 +204,7 @@ static bool xtoken_open(golden_case *c, xtoken_case *x) {
     x->labels = shifted(c, &ids, XD_IGNORE_INDEX);
     x->row_weight = weights(x, &mask, true);
     x->gradient = (double *)golden_memory(c, (size_t)(student.count + 1) * sizeof *x->gradient);
-    x->desc.token_denominator = sharded_denominator(c, x->row_weight, x->sequences * x->length);
+    x->desc.common.denominator_value = sharded_denominator(c, x->row_weight, x->sequences * x->length);
     read_settings(x);
     x->teacher_count = (int)golden_number(c, "cfg.num_teachers", 1.0);
     for (int i = 0; i < x->teacher_count; i++)
@@ -253,7 +253,7 @@ static xd_xtoken_teacher cut_teacher(const xtoken_case *x, const sharded_part *p
     desc.logits = golden_rows(m->logits = sharded_f32(&rows, t->logits, t->width), rows.rows, t->width);
     if (t->student_chunks) desc.student_chunks = m->student_chunks = sharded_i64(part, t->student_chunks, 1);
     if (t->teacher_chunks) desc.teacher_chunks = m->teacher_chunks = sharded_i64(&rows, t->teacher_chunks, 1);
-    if (t->labels) desc.labels = m->labels = sharded_i64(&rows, t->labels, 1);
+    if (t->labels) desc.labels.data = m->labels = sharded_i64(&rows, t->labels, 1);
     if (t->label_weight) desc.label_weight = m->label_weight = sharded_f32(&rows, t->label_weight, 1);
     if (t->position_weight)
         desc.position_weight = m->position_weight = sharded_f32(&rows, t->position_weight, 1);
@@ -287,12 +287,12 @@ static xd_result xtoken_body(const sharded_part *part, void *user) {
     d.vocab = part->vocab;
     d.sequence_comm = part->cp;
     d.sample_weight = x->sample_weight;
-    d.labels = labels;
-    d.row_weight = row_weight;
+    d.common.labels.data = labels;
+    d.common.row_weight = row_weight;
     d.teachers = teachers;
     d.teacher_count = x->teacher_count;
     float *slope = x->teacher_count > 1 ? gradient : student; /* over the logits */
-    d.gradient = golden_rows_out(part->loans, sharded_rows(part, slope));
+    d.common.gradient = golden_rows_out(part->loans, sharded_rows(part, slope));
     d.teacher_values = values;
     xd_result result = xd_xtoken_loss(part->ctx, &d, &x->values[part->rank]);
     result = golden_back(part->loans, result);

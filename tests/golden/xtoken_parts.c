@@ -99,8 +99,8 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     sharded_put_columns(part, out, p->gradient);
     if (result == XD_OK)
         result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
-                                                  ids_in(part, p->ids, p->n), p->n, 0,
-                                                  doubles_out(part, values, part->rows * p->n)));
+                                                  xd_ids_of(ids_in(part, p->ids, p->n), XD_DTYPE_I64), p->n,
+                                                  0, doubles_out(part, values, part->rows * p->n)));
     sharded_put(part, values, p->n, p->values);
     if (result == XD_OK)
         result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
@@ -151,9 +151,10 @@ static xd_result topk_body(const sharded_part *part, void *user) {
     if (result == XD_OK) to_doubles(best, part->rows * k, values);
     sharded_put(part, values, k, p->id_out);
     if (result == XD_OK)
-        result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
-                                                  ids_in(part, ids, part->rows * p->n), p->n, p->n,
-                                                  doubles_out(part, values, part->rows * p->n)));
+        result =
+            golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
+                                             xd_ids_of(ids_in(part, ids, part->rows * p->n), XD_DTYPE_I64),
+                                             p->n, p->n, doubles_out(part, values, part->rows * p->n)));
     sharded_put(part, values, p->n, p->values);
     free(logits);
     free(ids);
@@ -217,16 +218,18 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
     double *values = (double *)calloc((size_t)part->rows + 1, sizeof *values);
     const xd_rows x = sharded_rows(part, logits);
     golden_loans *l = part->loans;
-    xd_result result = golden_back(l, xd_target_log_probs(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
-                                                          ids_in(part, labels, part->rows),
-                                                          doubles_out(part, values, part->rows)));
+    xd_result result =
+        golden_back(l, xd_target_log_probs(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
+                                           xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
+                                           doubles_out(part, values, part->rows)));
     sharded_put(part, values, 1, p->row_out);
     const xd_rows over = golden_rows_out(l, x); /* the gradient lies over the logits */
     const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
     if (result == XD_OK)
-        result = golden_back(l, xd_target_log_probs_backward(part->ctx, part->vocab, over, 1.0,
-                                                             ids_in(part, labels, part->rows), weight_there,
-                                                             over));
+        result = golden_back(
+            l, xd_target_log_probs_backward(part->ctx, part->vocab, over, 1.0,
+                                            xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
+                                            weight_there, over));
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
     free(weight);
@@ -244,7 +247,7 @@ static int64_t *whole_labels(parts_case *p, const uint8_t *mask) {
     d.sequences = p->sequences;
     d.length = d.held = p->length;
     d.positions = positions;
-    d.ids = parts_i64(p, "in.input_ids");
+    d.ids = xd_ids_of(parts_i64(p, "in.input_ids"), XD_DTYPE_I64);
     d.mask = mask;
     golden_ok(p->c, xd_load_balanced_positions(golden_ctx(p->c), p->length, 0, 1, positions));
     golden_ok(p->c, xd_next_token_labels(golden_ctx(p->c), &d, labels));
@@ -287,7 +290,7 @@ static xd_result ce_body(const sharded_part *part, void *user) {
     d.student = sharded_rows(part, logits);
     if (other) d.teacher = sharded_rows(part, other);
     d.divergence = XD_SOFT_CE;
-    d.common.labels = labels;
+    d.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     d.hard_weight = labels ? 1.0 : 0.0;
     d.soft_weight = other ? 1.0 : 0.0;
     d.vocab = part->vocab;
@@ -323,7 +326,7 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     xd_positions positions;
     memset(&positions, 0, sizeof positions);
     positions.count = p->rows;
-    positions.labels = p->ids;
+    positions.labels = xd_ids_of(p->ids, XD_DTYPE_I64);
     positions.weights = mask;
     if (!golden_ok(p->c, xd_vocab_create(golden_ctx(p->c), NULL, 0, p->width, p->width, &vocab))) return;
     if (golden_ok(p->c, golden_accuracy(golden_case_loans(p->c), vocab,

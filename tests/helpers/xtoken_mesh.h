@@ -72,10 +72,10 @@ static inline xd_xtoken_teacher mesh_teacher(problem *p, mesh_rank *m, int index
     t.teacher_chunks = m->teacher_chunks;
     t.chunk_mask += m->first_sequence * CHUNKS;
     t.chunk_exact += m->first_sequence * CHUNKS;
-    if (t.labels) t.labels = m->teacher_labels;
-    if (t.cache_positions) t.cache_positions = m->cache_positions;
-    if (t.target_log_probs) t.target_log_probs = m->target_log_probs;
-    if (t.chunk_length) t.chunk_length += m->first_sequence * CHUNKS;
+    if (t.labels.data) t.labels.data = m->teacher_labels;
+    if (t.cached.positions) t.cached.positions = m->cache_positions;
+    if (t.likelihood.target_log_probs) t.likelihood.target_log_probs = m->target_log_probs;
+    if (t.likelihood.chunk_length) t.likelihood.chunk_length += m->first_sequence * CHUNKS;
     return t;
 }
 
@@ -103,16 +103,16 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     if (result == XD_OK) result = xd_comm_split(world, t, rank, &data);
     if (result == XD_OK)
         result = xd_vocab_create(xd_comm_ctx(world), tp, m->begin, m->end, STUDENT_SIZE, &vocab);
-    desc.student = desc.gradient = rows_of(m->student, m->students, m->end - m->begin);
+    desc.student = desc.common.gradient = rows_of(m->student, m->students, m->end - m->begin);
     if (p->teacher_count > 1)
-        desc.gradient.data = calloc((size_t)(STUDENT_ROWS * STUDENT_SIZE), sizeof(float));
+        desc.common.gradient.data = calloc((size_t)(STUDENT_ROWS * STUDENT_SIZE), sizeof(float));
     desc.vocab = vocab;
     desc.sequences = m->sequences;
     desc.sequence_comm = cp;
-    desc.comm = data;
+    desc.common.comm = data;
     desc.sample_weight = p->sample_weight + m->first_sequence;
-    desc.labels = m->labels;
-    desc.row_weight = m->row_weight;
+    desc.common.labels.data = m->labels;
+    desc.common.row_weight = m->row_weight;
     desc.teachers = teachers;
     desc.teacher_count = p->teacher_count;
     desc.teacher_values = job->teacher_values[rank];
@@ -124,8 +124,8 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     for (int64_t i = 0; i < m->students; i++)
         for (int64_t v = m->begin; v < m->end; v++)
             job->gradient[m->student_row[i] * STUDENT_SIZE + v] =
-                (double)((float *)desc.gradient.data)[i * (m->end - m->begin) + v - m->begin];
-    if (p->teacher_count > 1) free(desc.gradient.data);
+                (double)((float *)desc.common.gradient.data)[i * (m->end - m->begin) + v - m->begin];
+    if (p->teacher_count > 1) free(desc.common.gradient.data);
     xd_vocab_destroy(vocab);
     xd_comm_destroy(tp);
     xd_comm_destroy(cp);

@@ -131,23 +131,24 @@ static inline xd_xtoken_teacher teacher_of(problem *p, int index) {
     t.chunks = CHUNKS;
     t.chunk_mask = p->mask;
     t.chunk_exact = p->exact;
-    t.projection = &p->projection;
-    t.map = &p->map;
-    t.labels = p->teacher_labels;
+    t.projected.projection = &p->projection;
+    t.gold.map = &p->map;
+    t.labels.data = p->teacher_labels;
     t.weight = 1.0 + 0.5 * index;
     if (t.kind == XD_XTOKEN_SAME) {
         t.logits = rows_of(p->same, STUDENT_ROWS, STUDENT_SIZE);
-        t.labels = NULL;
+        t.labels.data = NULL;
     }
     if (t.kind == XD_XTOKEN_CACHED || (t.kind == XD_XTOKEN_LIKELIHOOD && (p->cache || p->known))) {
         t.logits.data = NULL;
-        t.labels = NULL;
-        t.cache = p->cache;
-        t.cache_positions = p->cache ? p->cache_positions : NULL;
-        t.target_log_probs = p->known ? p->target_log_probs : NULL;
+        t.labels.data = NULL;
+        t.cached.cache = p->cache;
+        if (t.kind == XD_XTOKEN_CACHED) t.cached.projection = &p->projection;
+        t.cached.positions = p->cache ? p->cache_positions : NULL;
+        t.likelihood.target_log_probs = p->known ? p->target_log_probs : NULL;
     }
-    t.likelihood = p->likelihood;
-    t.chunk_length = p->lengths ? p->chunk_length : NULL;
+    t.likelihood.form = p->likelihood;
+    t.likelihood.chunk_length = p->lengths ? p->chunk_length : NULL;
     return t;
 }
 
@@ -169,14 +170,14 @@ static inline void open_call(problem *p, call *c) {
     c->d.vocab = c->vocab;
     c->d.sequences = SEQUENCES;
     c->d.sample_weight = p->sample_weight;
-    c->d.labels = p->labels;
-    c->d.row_weight = p->row_weight;
+    c->d.common.labels.data = p->labels;
+    c->d.common.row_weight = p->row_weight;
     for (int i = 0; i < p->teacher_count; i++) c->teachers[i] = teacher_of(p, i);
     c->d.teachers = c->teachers;
     c->d.teacher_count = p->teacher_count;
-    c->d.gradient = rows_of(c->gradient, STUDENT_ROWS, STUDENT_SIZE);
+    c->d.common.gradient = rows_of(c->gradient, STUDENT_ROWS, STUDENT_SIZE);
     c->d.teacher_values = c->teacher_values;
-    c->d.status = &c->status;
+    c->d.common.status = &c->status;
 }
 
 static inline xd_xtoken_values run_call(problem *p, call *c) {
@@ -190,7 +191,7 @@ static inline xd_xtoken_values run_call(problem *p, call *c) {
 static inline void check_differences(problem *p, call *c) {
     run_call(p, c);
     xd_xtoken_desc d = c->d;
-    d.gradient.data = NULL;
+    d.common.gradient.data = NULL;
     for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i += 5) {
         const float kept = p->student[i], step = 1.0f / 512.0f;
         xd_xtoken_values up, down;

@@ -170,7 +170,7 @@ static xd_comm *join(const xd_ctx_desc *desc) {
     xd_ctx *ctx = NULL;
     xd_comm *world = NULL;
     CHECK(xd_ctx_create(desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, MPI_COMM_WORLD, &world) == XD_OK);
+    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
     return world;
 }
 
@@ -248,6 +248,74 @@ XD_TEST(processes_take_the_lowest_cpu_level_among_them) {
     CHECK_EQ_INT(xd_ctx_settings(xd_comm_ctx(world))->cpu, XD_CPU_PLAIN);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     leave(world);
+}
+
+XD_TEST(a_desc_left_at_zero_joins_all_processes_and_a_communicator_of_some_joins_those) {
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    MPI_Comm halves = MPI_COMM_NULL;
+    int size = 0, rank = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int given = 0; given < 2; given++) {
+        CHECK_EQ_INT(xd_comm_mpi(ctx, given ? &(xd_mpi_desc){ 0 } : NULL, &world), XD_OK);
+        CHECK_EQ_INT(xd_comm_size(world), size);
+        CHECK_EQ_INT(xd_comm_rank(world), rank);
+        xd_comm_destroy(world);
+    }
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &halves);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = halves }, &world), XD_OK);
+    CHECK_EQ_INT(xd_comm_size(world), (size + 1 - rank % 2) / 2);
+    CHECK_EQ_INT(xd_comm_rank(world), xd_comm_size(world) - 1 - rank / 2);
+    xd_comm_destroy(world);
+    MPI_Comm_free(&halves);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(sums_have_the_same_bits_whatever_the_staging) {
+    enum { COUNT = 5000 };
+    static double sums[2][COUNT];
+    for (int small = 0; small < 2; small++) {
+        xd_ctx *ctx = NULL;
+        xd_comm *world = NULL;
+        int size = 0;
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+        CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+        const xd_mpi_desc desc = { .staging_bytes = small ? 1024 * (size_t)size : 0 };
+        CHECK_EQ_INT(xd_comm_mpi(ctx, &desc, &world), XD_OK);
+        for (int i = 0; i < COUNT; i++) sums[small][i] = 1.0 / (1 + i + 7 * xd_comm_rank(world));
+        CHECK_EQ_INT(xd_all_reduce(world, sums[small], sums[small], COUNT, XD_DTYPE_F64, XD_SUM), XD_OK);
+        leave(world);
+    }
+    CHECK(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
+}
+
+/* Every rank is refused, with these words in the message. */
+static void refused(const xd_mpi_desc *desc, xd_result expected, const char *words) {
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, desc, &world), expected);
+    CHECK(world == NULL);
+    if (!strstr(xd_last_error(ctx)->message, words)) CHECK_EQ_STR(xd_last_error(ctx)->message, words);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_communicator_that_cannot_be_a_world_is_refused) {
+    MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
+    int rank = 0, size = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    refused(&(xd_mpi_desc){ .mpi = MPI_COMM_NULL }, XD_ERROR_ARGUMENT, "the communicator is MPI_COMM_NULL");
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 0, &between);
+    refused(&(xd_mpi_desc){ .mpi = between }, XD_ERROR_ARGUMENT, "joins two groups");
+    MPI_Comm_free(&between);
+    MPI_Comm_free(&half);
+    refused(&(xd_mpi_desc){ .staging_bytes = 1000 }, XD_ERROR_ARGUMENT, "staging_bytes is 1000");
+    refused(&(xd_mpi_desc){ .staging_bytes = (rank == ODD ? 1u << 20 : 1u << 21) }, XD_ERROR_MISMATCH,
+            "between 1048576 and 2097152 on the ranks");
 }
 
 XD_TEST(a_group_may_outlive_the_handle_of_its_world) {

@@ -77,7 +77,9 @@ static int run_rank(int *argc, char ***argv) {
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_split(MPI_COMM_WORLD, rank == VICTIM ? MPI_UNDEFINED : 0, 0, &survivors);
-    if (xd_ctx_create(&desc, &ctx) != XD_OK || xd_comm_mpi(ctx, MPI_COMM_WORLD, &world) != XD_OK) return 1;
+    if (xd_ctx_create(&desc, &ctx) != XD_OK ||
+        xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) != XD_OK)
+        return 1;
     CHECK_EQ_INT(xd_barrier(world), XD_OK); /* the first call has the longer deadline */
     say_goodbye(rank);
     survive(world, kind);

@@ -27,7 +27,7 @@ static xd_result run_mpi(int ranks, const xd_ctx_desc *desc, xd_rank_function fu
     MPI_Comm_split(MPI_COMM_WORLD, rank < ranks ? 0 : MPI_UNDEFINED, 0, &some);
     if (some == MPI_COMM_NULL) return XD_OK;
     CHECK(xd_ctx_create(desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, some, &world) == XD_OK);
+    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = some }, &world) == XD_OK);
     const xd_result result = function(world, argument);
     if (result != XD_OK) CHECK_EQ_STR(xd_last_error(ctx)->message, "");
     xd_comm_destroy(world);

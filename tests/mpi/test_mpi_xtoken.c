@@ -28,7 +28,7 @@ static void check_mesh(int i, xd_xtoken_kind kind, xd_route_payload payload, xd_
     p.payload = payload;
     parity_prepare(&p);
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, MPI_COMM_WORLD, &world) == XD_OK);
+    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
     CHECK(parity_body(world, &p) == XD_OK);
     if (xd_last_error(ctx)->result != XD_OK) CHECK_EQ_STR(xd_last_error(ctx)->message, "");
     xd_comm_destroy(world);

@@ -132,7 +132,7 @@ XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t
 }
 
 static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
-    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    const int64_t target = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) - a->offsets[a->shard] : -1;
     if (target < 0 || target >= xdi_loss_columns(a)) return;
     xdi_loss_add(sums, XD_LOSS_TARGET,
                  xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
@@ -233,9 +233,9 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
-        const bool owner =
-            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
-        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
+        if (label >= a->offsets[i] && label < a->offsets[i + 1])
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
@@ -282,7 +282,8 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
     row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
     row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     row->argmax = ref[XD_LOSS_ARG];
-    if (a->labels && (a->labels[r] < 0 || a->labels[r] >= a->offsets[a->shards])) {
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
+    if (label < 0 || label >= a->offsets[a->shards]) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
@@ -442,7 +443,7 @@ XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t
     double g = 0.0;
     if (xdi_loss_has_hard(a)) {
         const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        const bool target = c == xd_id_at(a->labels, r) - a->offsets[a->shard];
         g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
     }
     if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);

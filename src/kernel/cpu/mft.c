@@ -39,7 +39,7 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     (void)launch;
     for (int64_t r = 0; r < a->student.rows; r++) {
         double *sides = a->sides + r * XD_MFT_SIDES;
-        const int64_t label = a->labels[r] - a->begin;
+        const int64_t label = xd_id_at(a->labels, r) - a->begin;
         const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
         sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
         sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
@@ -84,7 +84,8 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
     const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
+    const double mu =
+        xdi_mft_share(favourite, label, row->argmax == (double)xd_id_at(a->labels, r), a->threshold);
     row->mean = mu;
     row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
                 xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
@@ -103,7 +104,7 @@ XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, dou
     const xd_loss_row *row = a->row + r;
     const double log_p = (x - row->max) / a->temperature - row->soft_log;
     const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == a->labels[r];
+    const bool label = c + a->begin == xd_id_at(a->labels, r);
     const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
     if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
     if (a->gradient.data)

@@ -9,7 +9,8 @@
 
 static bool xdi_rows_count(const xd_positions *p, int64_t i) {
     if (p->mask && !p->mask[i]) return false;
-    return !p->labels || p->labels[i] != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+    return !p->labels.data ||
+           xd_id_at(p->labels, i) != (p->has_ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
 }
 
 static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
@@ -85,7 +86,8 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a->positions.labels[r] : a->loss_rows[r].max;
+        v.value =
+            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
     }
     return v;
 }

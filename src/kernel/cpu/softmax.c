@@ -113,7 +113,7 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j];
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->begin && id < a->end;
             a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
         }
@@ -124,7 +124,7 @@ static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++)
         for (int64_t j = 0; j < a->ids_count; j++) {
-            const int64_t id = a->ids[r * a->ids_stride + j], at = r * a->ids_count + j;
+            const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j), at = r * a->ids_count + j;
             int owner = 0;
             if (id < 0 || id >= a->size) {
                 a->values[at] = (double)NAN;
@@ -142,7 +142,7 @@ static void xdi_cpu_softmax_write_target_backward_rows(const xd_launch *launch, 
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     (void)launch, (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const int64_t id = a->ids[r];
+        const int64_t id = xd_id_at(a->ids, r);
         const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
         const int64_t columns = counts ? a->end - a->begin : 0;
         for (int64_t c = 0; c < columns; c++) {
@@ -158,10 +158,10 @@ static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, 
                            xdi_cpu_softmax_write_target_backward_rows, a);
 }
 
-static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, xd_ids labels,
                                       const uint8_t *mask, int64_t rows, uint8_t *hits) {
     (void)launch;
-    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == xd_id_at(labels, r) && (!mask || mask[r]);
     return XD_OK;
 }
 

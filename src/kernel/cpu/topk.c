@@ -490,8 +490,8 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_arg
     (void)launch;
     for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
         const bool absent = a->given_values && a->given_values[i] == -INFINITY;
-        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
-        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        const int64_t id = a->given_ids.data ? xd_id_at(a->given_ids, i) : 0;
+        if (a->given_ids.data) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
         a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
     }
     return XD_OK;

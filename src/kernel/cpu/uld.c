@@ -291,13 +291,10 @@ static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_arg
     return XD_OK;
 }
 
-XD_API xd_uld_kernels xd_uld_kernels_cpu(void) {
-    xd_uld_kernels kernels;
-    kernels.merge = xdi_cpu_uld_merge;
-    kernels.sort = xdi_cpu_uld_sort;
-    kernels.compare = xdi_cpu_uld_compare;
-    kernels.gradient = xdi_cpu_uld_gradient;
-    kernels.jsd = xdi_cpu_jsd;
-    kernels.estimate = xdi_cpu_estimate;
-    return kernels;
+XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void) {
+    static const xd_uld_kernels kernels = {
+        xdi_cpu_uld_merge,    xdi_cpu_uld_sort, xdi_cpu_uld_compare,
+        xdi_cpu_uld_gradient, xdi_cpu_jsd,      xdi_cpu_estimate,
+    };
+    return &kernels;
 }

@@ -222,7 +222,8 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, in
     const double first = to->written[row] || !to->ce_factor ? 0.0 : to->ce_factor[row] * to->ce_weight;
     const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
     double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
-    if (ce != 0.0) g += ce * (exp(z - to->lse_one[row]) - (v == to->labels[row] - x->first ? 1.0 : 0.0));
+    if (ce != 0.0)
+        g += ce * (exp(z - to->lse_one[row]) - (v == xd_id_at(to->labels, row) - x->first ? 1.0 : 0.0));
     if (f->dy) return g + p * (h - delta) / x->temperature;
     return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
 }
@@ -395,7 +396,7 @@ static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken
     const xd_xtoken_rows *x = &a->x;
     (void)launch;
     for (int64_t i = 0; i < x->count; i++) {
-        const int64_t row = x->rows[i], label = a->labels ? a->labels[row] : -1;
+        const int64_t row = x->rows[i], label = a->labels.data ? xd_id_at(a->labels, row) : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
         for (int64_t v = 0; v < x->columns; v++) {
             const double z = xdi_loss_load(&x->logits, row, v);
@@ -832,45 +833,27 @@ static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_x
     return XD_OK;
 }
 
-XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
-    xd_xtoken_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
-    kernels.matrix_bytes = xdi_cpu_xtoken_matrix_bytes;
-    kernels.project_scratch = xdi_cpu_xtoken_project_scratch;
-    kernels.pick_scratch = xdi_cpu_xtoken_pick_scratch;
-    kernels.prepare = xdi_cpu_xtoken_prepare;
-    kernels.project = xdi_cpu_xtoken_project;
-    kernels.target = xdi_cpu_xtoken_target;
-    kernels.divergence = xdi_cpu_xtoken_divergence;
-    kernels.delta = xdi_cpu_xtoken_delta;
-    kernels.row_deltas = xdi_cpu_xtoken_row_deltas;
-    kernels.log_probs = xdi_cpu_xtoken_log_probs;
-    kernels.pair = xdi_cpu_xtoken_pair;
-    kernels.tail = xdi_cpu_xtoken_tail;
-    kernels.merge = xdi_cpu_xtoken_merge;
-    kernels.total = xdi_cpu_xtoken_total;
-    kernels.close = xdi_cpu_xtoken_close;
-    kernels.moments = xdi_cpu_xtoken_moments;
-    kernels.pick = xdi_cpu_xtoken_pick;
-    kernels.compare = xdi_cpu_xtoken_compare;
-    kernels.slots = xdi_cpu_xtoken_slots;
-    kernels.list_project = xdi_cpu_xtoken_list_project;
-    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
-    kernels.list_delta = xdi_cpu_xtoken_list_delta;
-    kernels.list_bytes = xdi_cpu_xtoken_list_bytes;
-    kernels.project_gradient = xdi_cpu_xtoken_project_gradient;
-    kernels.mean_gradient = xdi_cpu_xtoken_mean_gradient;
-    kernels.pick_gradient = xdi_cpu_xtoken_pick_gradient;
-    kernels.list_gradient = xdi_cpu_xtoken_list_gradient;
-    kernels.label_gradient = xdi_cpu_xtoken_label_gradient;
-    kernels.rest_gradient = xdi_cpu_xtoken_rest_gradient;
-    kernels.chunk_sums = xdi_cpu_chunk_sums;
-    kernels.chunk_averages = xdi_cpu_chunk_averages;
-    kernels.chunk_spread = xdi_cpu_chunk_spread;
-    kernels.settle = xdi_cpu_xtoken_settle;
-    kernels.row_sums = xdi_cpu_xtoken_row_sums;
-    kernels.row_logs = xdi_cpu_xtoken_row_logs;
-    kernels.product = xdi_cpu_xtoken_product;
-    kernels.product_back = xdi_cpu_xtoken_product_back;
-    return kernels;
+XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
+    static const xd_xtoken_kernels kernels = {
+        xdi_cpu_xtoken_matrix_bytes,  xdi_cpu_xtoken_project_scratch,
+        xdi_cpu_xtoken_prepare,       xdi_cpu_xtoken_project,
+        xdi_cpu_xtoken_target,        xdi_cpu_xtoken_divergence,
+        xdi_cpu_xtoken_delta,         xdi_cpu_xtoken_row_deltas,
+        xdi_cpu_xtoken_log_probs,     xdi_cpu_xtoken_pair,
+        xdi_cpu_xtoken_tail,          xdi_cpu_xtoken_merge,
+        xdi_cpu_xtoken_total,         xdi_cpu_xtoken_close,
+        xdi_cpu_xtoken_moments,       xdi_cpu_xtoken_pick,
+        xdi_cpu_xtoken_compare,       xdi_cpu_xtoken_slots,
+        xdi_cpu_xtoken_list_project,  xdi_cpu_xtoken_list_divergence,
+        xdi_cpu_xtoken_list_delta,    xdi_cpu_xtoken_pick_scratch,
+        xdi_cpu_xtoken_list_bytes,    xdi_cpu_xtoken_project_gradient,
+        xdi_cpu_xtoken_mean_gradient, xdi_cpu_xtoken_pick_gradient,
+        xdi_cpu_xtoken_list_gradient, xdi_cpu_xtoken_label_gradient,
+        xdi_cpu_xtoken_rest_gradient, xdi_cpu_chunk_sums,
+        xdi_cpu_chunk_averages,       xdi_cpu_chunk_spread,
+        xdi_cpu_xtoken_settle,        xdi_cpu_xtoken_row_sums,
+        xdi_cpu_xtoken_row_logs,      xdi_cpu_xtoken_product,
+        xdi_cpu_xtoken_product_back,
+    };
+    return &kernels;
 }

@@ -28,7 +28,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
-    if (a->labels) one.labels = a->labels + r;
+    if (a->labels.data) one.labels = xdi_ids_from(a->labels, r);
     if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
     return one;
 }
@@ -227,7 +227,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
 static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
                               double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const bool hard_loss = a->labels && a->hard_weight != 0.0;
+    const bool hard_loss = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const bool shared =
         soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
@@ -254,7 +254,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
-    const int64_t target = hard_loss ? a->labels[0] - a->offsets[a->shard] : -1;
+    const int64_t target = hard_loss ? xd_id_at(a->labels, 0) - a->offsets[a->shard] : -1;
     if (target >= 0 && target < columns)
         sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
     for (int i = 0; i < XD_LOSS_SUMS; i++)
@@ -479,7 +479,7 @@ static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradie
 
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                                   xdi_fast_path path) {
-    const bool hard = a->labels && a->hard_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
     xdi_tile_gradient g;
@@ -507,7 +507,7 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
 /* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
 static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_fast_kept *kept, bool streamed) {
-    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
     const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
     const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
     const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
@@ -550,7 +550,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
         return;
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
-    exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
+    exact[1] = xdi_fast_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
     xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
     if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
@@ -583,7 +583,7 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 /* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
  * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
 static bool xdi_fast_keeps(const xd_loss_args *a) {
-    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
                         a->gradient.dtype == XD_DTYPE_BF16;

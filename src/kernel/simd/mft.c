@@ -53,7 +53,7 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
  * f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
-    const int64_t at[2] = { a->labels[r] - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    const int64_t at[2] = { xd_id_at(a->labels, r) - a->begin, (int64_t)a->row[r].argmax - a->begin };
     double x[2] = { 0.0, 0.0 }, y[2] = { 0.0, 0.0 };
     for (int i = 0; i < 2; i++) {
         if (at[i] < 0 || at[i] >= columns) continue;

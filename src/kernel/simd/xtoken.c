@@ -195,9 +195,9 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
 }
 
 static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter all = { NULL, false };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.project(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->project(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
         xdi_fast_group_tables(&g, a->scratch);
@@ -205,7 +205,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) XD_TRY(plain.project(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->project(launch, &one));
         }
         begin = g.end;
     }
@@ -249,9 +249,9 @@ static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *
 }
 
 static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_fast_filter several = { a->chunks, true };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.delta(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->delta(launch, a);
     for (int64_t begin = 0; begin < a->x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
         begin = g.end;
@@ -262,7 +262,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
             xd_xtoken_delta_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) XD_TRY(plain.delta(launch, &one));
+            if (!g.fits[at]) XD_TRY(plain->delta(launch, &one));
         }
     }
     return XD_OK;
@@ -298,7 +298,7 @@ static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
-    w->label = w->hard ? to->labels[row] - x->first : -1;
+    w->label = w->hard ? xd_id_at(to->labels, row) - x->first : -1;
     w->u = f->u;
     w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
@@ -352,7 +352,7 @@ static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
                                                   const xd_xtoken_project_gradient_args *a) {
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
     const xdi_fast_filter counted = { a->chunks, false };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu().project_gradient(launch, a);
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
     for (int64_t begin = 0; begin < a->to.x.count;) {
         xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
         begin = g.end;
@@ -437,18 +437,18 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
     const double tau = a->x.temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.target(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->target(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xdi_fast_pick(a, i);
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_fast_xtoken_one(&a->x, i);
         if (isnan(lse))
-            XD_TRY(plain.target(launch, &one));
+            XD_TRY(plain->target(launch, &one));
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
                                                 a->cells + a->x.places[i] * a->k);
@@ -460,7 +460,7 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_xtoken_rows *x = &a->x;
     const double factor = a->scale / x->temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu()->log_probs(launch, a);
     if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
     for (int64_t i = 0; i < x->count; i++) {
         const int64_t row = x->rows[i];
@@ -529,8 +529,8 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
 }
 
 static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed) return plain.divergence(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed) return plain->divergence(launch, a);
     for (int64_t i = 0; i < a->place_count; i++) {
         xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
@@ -538,7 +538,7 @@ static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xt
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XD_TRY(plain.divergence(launch, &one));
+            XD_TRY(plain->divergence(launch, &one));
     }
     return XD_OK;
 }
@@ -596,7 +596,7 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_fast_best best = { -INFINITY, -1 }, other = best;
-    if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t at = 0; at < a->pairs; at += tile) {
         const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
@@ -632,7 +632,7 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
 
 static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
+    if (a->fixed) return xd_xtoken_kernels_cpu()->total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
         a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
     return XD_OK;
@@ -645,7 +645,7 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
                                  double *out) {
     const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    const int64_t label = a->labels ? a->labels[row] : -1;
+    const int64_t label = a->labels.data ? xd_id_at(a->labels, row) : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
     if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
@@ -664,14 +664,14 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
 }
 
 static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain.moments(launch, a);
+    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->moments(launch, a);
     for (int64_t i = 0; i < a->x.count; i++) {
         xd_xtoken_moments_args one = *a;
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain.moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain->moments(launch, &one));
     }
     return XD_OK;
 }

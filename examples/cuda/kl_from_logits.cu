@@ -1,11 +1,11 @@
 /* KL divergence between a teacher's and a student's next-token distributions, and its gradient, on a GPU.
  *
- *     nvcc -O2 -arch=sm_90 examples/06_kl_from_logits.cu xdistill_cuda.cu -o kl
+ *     nvcc -O2 -arch=sm_90 examples/cuda/kl_from_logits.cu xdistill_cuda.cu -o kl
  *
  * The gradient replaces the student's logits, so the loss takes no memory of the size of the logits. Nothing waits for
  * the GPU until xd_read. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>

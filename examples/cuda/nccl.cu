@@ -1,24 +1,18 @@
 /* Several GPUs over NCCL, one process each: a student learns from teachers of which every rank has one.
  *
- *     nvcc -O2 -arch=sm_90 examples/09_nccl.cu xdistill_cuda.cu -lnccl -o many
+ *     nvcc -O2 -arch=sm_90 examples/cuda/nccl.cu xdistill_cuda.cu -lnccl -o many
  *     for rank in 0 1 2 3; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 ./many & done; wait
  *
  * The variables are those that launchers set; without them there is one rank. The loss is the mean over the ranks of
  * KL(teacher_r || student), so the best student is the mean of the teachers, which main works out by itself. Losses,
  * sums of gradients and optimizer steps follow one another on the stream; the host waits for values it prints only. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
-#include "../xdistill_nccl.h"
+#include "../../xdistill.h"
+#include "../../xdistill_nccl.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define TRY(call)                             \
-    do {                                      \
-        const xd_result result_ = (call);     \
-        if (result_ != XD_OK) return result_; \
-    } while (0)
 
 enum { VOCABULARY = 1000, STEPS = 400 };
 
@@ -64,11 +58,11 @@ static xd_result train(xd_comm *world, xd_vocab *vocab, xd_optimizer *optimizer,
     desc.common.denominator_value = xd_comm_size(world);
     desc.common.status = &on_device->status;
     for (int step = 0; step < STEPS; step++) {
-        TRY(xd_loss(ctx, &desc, &on_device->values));
-        TRY(xd_all_reduce(world, on_device->gradient, on_device->gradient, VOCABULARY, XD_DTYPE_F32, XD_SUM));
-        TRY(xd_optimizer_step(optimizer, NULL, NULL));
+        XD_TRY(xd_loss(ctx, &desc, &on_device->values));
+        XD_TRY(xd_all_reduce(world, on_device->gradient, on_device->gradient, VOCABULARY, XD_DTYPE_F32, XD_SUM));
+        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
     }
-    TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
+    XD_TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
     *loss = values.loss;
     return XD_OK;
 }
@@ -82,7 +76,7 @@ static xd_result run_rank(xd_comm *world, memory *on_device, double *loss) {
     xd_optimizer_desc desc = {};
     for (int v = 0; v < VOCABULARY; v++) start.teacher[v] = teacher_logit(xd_comm_rank(world), v);
     const bool copied = cudaMemcpy(on_device, &start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess;
-    TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
+    XD_TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
     param.name = "logits";
     param.value = on_device->logits;
     param.gradient = on_device->gradient;

@@ -1,22 +1,16 @@
 /* All GPUs of one process, a thread each: a cross entropy whose vocabulary is cut over them.
  *
- *     nvcc -O2 -arch=sm_90 examples/10_gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
+ *     nvcc -O2 -arch=sm_90 examples/cuda/gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
  *
  * Nothing but threads joins the ranks, and they may share a GPU: with one card there are two ranks all the same. No rank
  * holds a whole row of logits, and the answer is compared with one that does. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define TRY(call)                             \
-    do {                                      \
-        const xd_result result_ = (call);     \
-        if (result_ != XD_OK) return result_; \
-    } while (0)
 
 enum { POSITIONS = 8, VOCABULARY = 1001 };
 
@@ -50,21 +44,21 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     memory *start = (memory *)calloc(1, sizeof *start);
     xd_loss_desc desc = {};
     xd_loss_values values;
-    TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         start->label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) start->logits[t * columns + c] = logit(t, info.begin + c);
     }
     const bool copied = cudaMemcpy(on_device, start, sizeof *start, cudaMemcpyHostToDevice) == cudaSuccess;
     free(start);
-    TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
+    XD_TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
     desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
-    desc.common.labels = on_device->label;
+    desc.common.labels.data = on_device->label;
     desc.vocab = vocab;
     desc.hard_weight = 1.0;
     desc.common.status = &on_device->status;
-    TRY(xd_loss(ctx, &desc, &on_device->values));
-    TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
+    XD_TRY(xd_loss(ctx, &desc, &on_device->values));
+    XD_TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
     *loss = values.loss; /* the same on every rank */
     return XD_OK;
 }

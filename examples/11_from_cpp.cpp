@@ -1,6 +1,6 @@
 // From C++11 on: a table of logits distilled from a teacher, objects held by unique_ptr.
 //
-//   c++ -std=c++11 -O2 examples/12_from_cpp.cpp -o from_cpp -lm -lpthread
+//   c++ -std=c++11 -O2 examples/11_from_cpp.cpp -o from_cpp -lm -lpthread
 //
 // The idiom for every desc is one line, without a warning under any standard: value-initialise, then set what you need.
 //

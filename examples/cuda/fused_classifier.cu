@@ -1,11 +1,11 @@
 /* A drop-in for trainers in the manner of llm.c: cross entropy and its gradient in place, one call a micro-batch.
  *
- *     nvcc -O2 -arch=sm_90 examples/07_fused_classifier.cu xdistill_cuda.cu -o classifier
+ *     nvcc -O2 -arch=sm_90 examples/cuda/fused_classifier.cu xdistill_cuda.cu -o classifier
  *
  * fused_classifier has the argument list that such trainers have already; what the library needs beside it is made once,
  * by classifier_create. main compares it with a plain loop. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>
@@ -19,8 +19,7 @@ typedef struct classifier {
     xd_ctx *ctx;
     xd_cuda *gpu;
     xd_vocab *vocab;
-    int64_t *labels; /* on the device, like all below */
-    void *workspace;
+    void *workspace; /* on the device, like all below */
     size_t workspace_bytes;
     xd_loss_values *values;
     xd_status *status;
@@ -31,7 +30,6 @@ static bool classifier_create(classifier *c, int rows, int vocabulary) {
     c->workspace_bytes = (size_t)rows * 2048 + 65536;
     return xd_ctx_create(NULL, &c->ctx) == XD_OK && xd_cuda_create(c->ctx, NULL, &c->gpu) == XD_OK &&
            xd_vocab_create_even(c->ctx, NULL, vocabulary, &c->vocab) == XD_OK &&
-           cudaMalloc((void **)&c->labels, (size_t)rows * sizeof *c->labels) == cudaSuccess &&
            cudaMalloc((void **)&c->workspace, c->workspace_bytes) == cudaSuccess &&
            cudaMalloc((void **)&c->values, sizeof *c->values) == cudaSuccess &&
            cudaMalloc((void **)&c->status, sizeof *c->status) == cudaSuccess &&
@@ -39,7 +37,7 @@ static bool classifier_create(classifier *c, int rows, int vocabulary) {
 }
 
 static void classifier_destroy(classifier *c) {
-    cudaFree(c->status), cudaFree(c->values), cudaFree(c->workspace), cudaFree(c->labels);
+    cudaFree(c->status), cudaFree(c->values), cudaFree(c->workspace);
     xd_vocab_destroy(c->vocab);
     xd_cuda_destroy(c->gpu);
     xd_ctx_destroy(c->ctx);
@@ -50,10 +48,9 @@ static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float 
                              int B, int T, int V, int P, bool write_dlogits, cudaStream_t stream) {
     xd_loss_desc desc = {};
     xd_ctx_set_stream(c->ctx, stream);
-    if (xd_cast(c->ctx, c->labels, XD_DTYPE_I64, targets, XD_DTYPE_I32, (int64_t)B * T) != XD_OK) return false;
     desc.student = { logits, dtype, (int64_t)B * T, V, P };
     if (write_dlogits) desc.common.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
-    desc.common.labels = c->labels;
+    desc.common.labels = { targets, XD_DTYPE_I32 };
     desc.vocab = c->vocab;
     desc.hard_weight = 1.0;
     desc.common.row_loss = losses;

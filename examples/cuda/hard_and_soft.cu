@@ -1,11 +1,11 @@
 /* The loss of a distillation step, 0.9 KL from the teacher + 0.1 cross entropy against the text, at the sizes of a batch
  * of small models: 16 rows of 128 tokens, 2048 columns. The same call on the CPU and on a GPU, side by side.
  *
- *     nvcc -O2 -arch=sm_90 examples/11_hard_and_soft.cu xdistill_cuda.cu -o hard_and_soft
+ *     nvcc -O2 -arch=sm_90 examples/cuda/hard_and_soft.cu xdistill_cuda.cu -o hard_and_soft
  *
  * A context computes where it was told to; nothing else in the call changes. */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>
@@ -37,7 +37,7 @@ static xd_result distill(xd_ctx *ctx, batch *b) {
     desc.student = { b->student, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
     desc.teacher = { b->teacher, XD_DTYPE_F32, TOKENS, VOCABULARY, 0 };
     desc.common.gradient = desc.student;
-    desc.common.labels = b->label;
+    desc.common.labels.data = b->label;
     desc.soft_weight = 0.9;
     desc.hard_weight = 0.1;
     desc.common.status = &b->status;

@@ -1,9 +1,9 @@
 /* A teacher with another tokenizer: two vocabularies, the projection between them, a text that both cut, and the
  * projected KL over the chunks they share, with its gradient, on the CPU and on a GPU side by side.
  *
- *     nvcc -O2 -arch=sm_90 examples/08_cross_tokenizer.cu xdistill_cuda.cu -o cross_tokenizer */
+ *     nvcc -O2 -arch=sm_90 examples/cuda/cross_tokenizer.cu xdistill_cuda.cu -o cross_tokenizer */
 #define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+#include "../../xdistill.h"
 
 #include <cuda_runtime.h>
 #include <math.h>
@@ -62,12 +62,12 @@ static xd_result distill(xd_ctx *ctx, const side side[2], float *student, float 
     xd_xtoken_desc d = xd_xtoken_defaults();
     xd_vocab *vocab = NULL;
     xd_result r = xd_vocab_create_even(ctx, NULL, side[0].vocabulary, &vocab);
-    t.projection = projection;
+    t.projected.projection = projection;
     t.logits = { teacher, XD_DTYPE_F32, side[1].tokens.count, side[1].vocabulary, 0 };
     t.student_chunks = side[0].chunks, t.teacher_chunks = side[1].chunks, t.chunks = chunks;
     d.student = { student, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };
-    d.gradient = { gradient, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };
-    d.vocab = vocab, d.labels = side[0].labels, d.temperature = 2.0;
+    d.common.gradient = { gradient, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };
+    d.vocab = vocab, d.common.labels.data = side[0].labels, d.temperature = 2.0;
     d.teachers = &t, d.teacher_count = 1, d.columns = 128; /* the teacher's likeliest on this text */
     if (r == XD_OK) r = xd_xtoken_loss(ctx, &d, out);
     xd_vocab_destroy(vocab);

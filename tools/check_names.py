@@ -54,7 +54,7 @@ class Tree:
         return any(name in names for names in known)
 
     def has_path(self, path):
-        path = path.rstrip("./")
+        path = re.sub("NAME|LEVEL", "*", path.rstrip("./"))  # what a reader is to fill in
         return any(True for _ in self.root.glob(path)) if "*" in path else (self.root / path).exists() or any(
             self.root.glob(path + ".*"))
 

@@ -988,7 +988,7 @@ XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
 /* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
- * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh, so it has no coordinate). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
@@ -42221,4 +42221,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */
+/* xdistill sha256 c07f4bb1ac6beaeb61c7197d9c4eb6edefd6c28c3901e2ec09ddd69b525e032b */

@@ -1049,7 +1049,7 @@ XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
 /* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
- * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh, so it has no coordinate). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
@@ -42686,4 +42686,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4bd68ed55261307df53902b4909dddd570d4c588202ee5f04643f1c9c315dc22 */
+/* xdistill sha256 3a1995df5c6dd7d42073c9b443f2c2f70c28e1de684ecebf90b69583bb4ecd29 */

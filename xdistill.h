@@ -3650,6 +3650,255 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
+/* >>base/scalar */
+
+#include <math.h>
+#include <string.h>
+
+/* Formulas of one element, and of the few numbers of a row, that kernels of every device share: each stands once, as an
+ * inline function that nvcc compiles for the host and for the device. */
+#if defined(__CUDACC__)
+#    define XD_SCALAR static inline __host__ __device__
+#else
+#    define XD_SCALAR static inline
+#endif
+
+/* ---- roundings ---- */
+
+/* Products and sums that are rounded by themselves. nvcc, and C compilers that may use a fused multiply-add, join a product
+ * to the sum it goes into, which changes bits; where bits are promised, formulas are spelled with these. */
+XD_SCALAR double xd_mul(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#elif defined(__CUDACC__)
+    return a * b;
+#elif defined(__GNUC__) && defined(__x86_64__)
+    double product = a * b;
+    __asm__("" : "+x"(product));
+    return product;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    double product = a * b;
+    __asm__("" : "+w"(product));
+    return product;
+#else
+    volatile double product = a * b;
+    return product;
+#endif
+}
+
+XD_SCALAR float xd_mulf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);
+#elif defined(__CUDACC__)
+    return a * b;
+#elif defined(__GNUC__) && defined(__x86_64__)
+    float product = a * b;
+    __asm__("" : "+x"(product));
+    return product;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    float product = a * b;
+    __asm__("" : "+w"(product));
+    return product;
+#else
+    volatile float product = a * b;
+    return product;
+#endif
+}
+
+/* A product that is exact, a power of two among its factors: fused or not, the bits are the same. */
+XD_SCALAR double xd_mul_exact(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+XD_SCALAR double xd_add(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+XD_SCALAR double xd_sub(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dsub_rn(a, b);
+#else
+    return a - b;
+#endif
+}
+
+XD_SCALAR float xd_addf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+XD_SCALAR float xd_subf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fsub_rn(a, b);
+#else
+    return a - b;
+#endif
+}
+
+/* Whatever -use_fast_math says. */
+XD_SCALAR float xd_divf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+XD_SCALAR float xd_sqrtf(float x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return sqrtf(x);
+#endif
+}
+
+/* a * b + c with one rounding, where that is meant. */
+XD_SCALAR float xd_fmaf(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
+}
+
+XD_SCALAR double xd_fma(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+    return __fma_rn(a, b, c);
+#else
+    return fma(a, b, c);
+#endif
+}
+
+/* floor, and rint of what is not negative, of numbers below 2^52: on a CPU without a call, and without a branch that no
+ * processor could foresee. */
+XD_SCALAR int64_t xd_floor_i64(double x) {
+#if defined(__CUDA_ARCH__)
+    return (int64_t)__double2ll_rd(x);
+#else
+    const int64_t whole = (int64_t)x;
+    return whole - ((double)whole > x ? 1 : 0);
+#endif
+}
+
+XD_SCALAR int64_t xd_nearest_i64(double x) {
+#if defined(__CUDA_ARCH__)
+    return (int64_t)__double2ll_rn(x);
+#else
+    const int64_t below = (int64_t)x;
+    const double rest = x - (double)below;
+    const int up = rest > 0.5, tie = rest == 0.5;
+    return below + (up | (tie & (int)(below & 1)));
+#endif
+}
+
+/* ---- bits ---- */
+
+XD_SCALAR uint32_t xd_bits_of_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+XD_SCALAR float xd_float_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
+XD_SCALAR uint32_t xd_key_of_float(float x) {
+    const uint32_t bits = xd_bits_of_float(xd_addf(x, 0.0f));
+    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
+}
+
+XD_SCALAR float xd_float_of_key(uint32_t key) {
+    return xd_float_of_bits(key & 0x80000000u ? key : key ^ 0x7fffffffu);
+}
+
+/* ---- storage ---- */
+
+/* The conversions of base/half.h. */
+XD_SCALAR uint16_t xd_bits_to_bf16(float value) {
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x0040u; /* keep it one, quiet */
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+XD_SCALAR float xd_bits_from_bf16(uint16_t half) {
+    return xd_float_of_bits((uint32_t)half << 16);
+}
+
+XD_SCALAR uint16_t xd_bits_to_f16(float value) {
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
+    const int exponent = (int)(magnitude >> 23) - 127;
+    if (exponent < -25) return (uint16_t)sign; /* below half of the smallest subnormal */
+    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const int shift = exponent < -14 ? -1 - exponent : 13; /* subnormals lose more bits */
+    const uint32_t kept = mantissa >> shift;
+    const uint32_t rest = mantissa & ((1u << shift) - 1u);
+    const uint32_t half = 1u << (shift - 1);
+    const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
+    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
+    const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
+    return (uint16_t)(sign | (base + rounded));
+}
+
+XD_SCALAR float xd_bits_from_f16(uint16_t half) {
+    const uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
+    const uint32_t exponent = ((uint32_t)half >> 10) & 0x1fu;
+    const uint32_t mantissa = (uint32_t)half & 0x3ffu;
+    if (exponent == 31u)
+        return xd_float_of_bits(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
+    if (exponent) return xd_float_of_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    const float magnitude = xd_mulf((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
+    return sign ? -magnitude : magnitude;
+}
+
+/* xd_load_f64 and xd_store_f64 of base/half.h. */
+XD_SCALAR double xd_element_load(const void *data, xd_dtype dtype, int64_t index) {
+    switch (dtype) {
+    case XD_DTYPE_F32: return (double)((const float *)data)[index];
+    case XD_DTYPE_F64: return ((const double *)data)[index];
+    case XD_DTYPE_BF16: return (double)xd_bits_from_bf16(((const uint16_t *)data)[index]);
+    case XD_DTYPE_F16: return (double)xd_bits_from_f16(((const uint16_t *)data)[index]);
+    case XD_DTYPE_I32: return (double)((const int32_t *)data)[index];
+    case XD_DTYPE_I64: return (double)((const int64_t *)data)[index];
+    case XD_DTYPE_U8:
+    case XD_DTYPE_BOOL: return (double)((const uint8_t *)data)[index];
+    default: return 0.0;
+    }
+}
+
+XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, double value) {
+    switch (dtype) {
+    case XD_DTYPE_F32: ((float *)data)[index] = (float)value; break;
+    case XD_DTYPE_F64: ((double *)data)[index] = value; break;
+    case XD_DTYPE_BF16: ((uint16_t *)data)[index] = xd_bits_to_bf16((float)value); break;
+    case XD_DTYPE_F16: ((uint16_t *)data)[index] = xd_bits_to_f16((float)value); break;
+    case XD_DTYPE_I32: ((int32_t *)data)[index] = (int32_t)value; break;
+    case XD_DTYPE_I64: ((int64_t *)data)[index] = (int64_t)value; break;
+    case XD_DTYPE_U8: ((uint8_t *)data)[index] = (uint8_t)value; break;
+    case XD_DTYPE_BOOL: ((uint8_t *)data)[index] = (uint8_t)(value != 0.0); break;
+    default: break;
+    }
+}
+
 /* >>base/philox */
 
 /* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
@@ -3890,6 +4139,55 @@ XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 
 /* The sum as a double, rounded the same way for the same limbs' value. */
 XD_API double xd_fixed_value(xd_fixed sum);
+
+/* ---- the same inline ---- */
+
+XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
+    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
+    const int64_t high = xd_floor_i64(scaled);
+    const int64_t next = sum->high + high;
+    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
+    sum->high = next;
+    sum->low += xd_nearest_i64(xd_mul_exact(xd_sub(scaled, (double)high), 1099511627776.0)); /* 2^40 */
+    return true;
+}
+
+XD_SCALAR double xd_fixed_read(xd_fixed sum) {
+    const int64_t carry =
+        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
+    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
+    return xd_add(xd_mul_exact((double)(sum.high + carry), 1.0 / 1073741824.0),
+                  xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
+}
+
+/* Joins two sums. */
+XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
+    sum->high += other.high;
+    sum->low += other.low;
+}
+
+/* ---- cells ---- */
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XD_CELL_MINUS_INFINITY (-2097152.0)
+#define XD_CELL_NAN ((int64_t)1 << 57)
+
+/* Adds a term to a cell. -infinity is a legal term; NaN and what does not fit make the cell NaN. */
+XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
+    const bool none = term == -(double)INFINITY;
+    if (cell->high >= XD_CELL_NAN / 2 || (none && xd_fixed_read(*cell) < XD_CELL_MINUS_INFINITY / 2.0))
+        return;
+    if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
+}
+
+/* Its value, NaN or -infinity again. */
+XD_SCALAR double xd_cell_read(xd_fixed cell) {
+    const double value = xd_fixed_read(cell);
+    if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;
+    return value < XD_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+}
 
 /* >>kernel/reduce */
 
@@ -4472,6 +4770,168 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 
 /* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
+
+/* >>kernel/optimizer_scalar */
+
+/* ---- steps ---- */
+
+/* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
+XD_SCALAR bool xd_status_refuses(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}
+
+/* What all arrays of a step share: fields of xd_update_args. */
+typedef struct xd_update_rules {
+    float one_minus_beta1, one_minus_beta2, beta2, eps, momentum;
+    bool couple_decay, maximize;
+} xd_update_rules;
+
+/* What an array's step is formed with: fields of xd_update_array, and the scale of the gradient, if it has one. */
+typedef struct xd_update_scalars {
+    float scale, decay, weight_decay, step_size, root_correction;
+    bool scaled, fresh;
+} xd_update_scalars;
+
+/* The gradient that an update works with: scaled and turned as asked. */
+XD_SCALAR float xd_update_gradient(const xd_update_rules *rules, const xd_update_scalars *s, float gradient) {
+    if (s->scaled) gradient = xd_mulf(gradient, s->scale);
+    return rules->maximize ? -gradient : gradient;
+}
+
+/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
+ *   g   = gradient * scale                        (no scale: no multiplication)
+ *   P   = p * decay                               AdamW
+ *   g   = fma(weight_decay, p, g),  P = p         L2 form
+ *   m   = fma(1 - beta1, g - m, m)
+ *   v   = fma(1 - beta2, g * g, beta2 * v)
+ *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
+XD_SCALAR void xd_adam_element(const xd_update_rules *rules, const xd_update_scalars *s, float gradient,
+                               float *p, float *m, float *v) {
+    float g = xd_update_gradient(rules, s, gradient);
+    if (rules->couple_decay) g = xd_fmaf(s->weight_decay, *p, g);
+    const float kept = rules->couple_decay ? *p : xd_mulf(*p, s->decay);
+    *m = xd_fmaf(rules->one_minus_beta1, xd_subf(g, *m), *m);
+    *v = xd_fmaf(rules->one_minus_beta2, xd_mulf(g, g), xd_mulf(rules->beta2, *v));
+    const float denominator = xd_addf(xd_divf(xd_sqrtf(*v), s->root_correction), rules->eps);
+    *p = xd_fmaf(-s->step_size, xd_divf(*m, denominator), kept);
+}
+
+/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
+ *   g      = gradient * scale,  then fma(weight_decay, p, g)
+ *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
+ *   p      = fma(-step_size, buffer, p) */
+XD_SCALAR void xd_sgd_element(const xd_update_rules *rules, const xd_update_scalars *s, float gradient,
+                              float *p, float *buffer) {
+    const float g = xd_fmaf(s->weight_decay, *p, xd_update_gradient(rules, s, gradient));
+    *buffer = s->fresh ? g : xd_fmaf(rules->momentum, *buffer, g);
+    *p = xd_fmaf(-s->step_size, *buffer, *p);
+}
+
+/* 1 - beta^t, rounded after the power, whose products come in a fixed order, and after the difference. */
+XD_SCALAR double xd_update_correction(double beta, int64_t t) {
+    double power = 1.0;
+    for (; t > 0; t >>= 1, beta = xd_mul(beta, beta))
+        if (t & 1) power = xd_mul(power, beta);
+    return xd_sub(1.0, power);
+}
+
+/* The scalars of step t, formed in double and rounded once. `adam`: of adam, not of sgd. */
+XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t t, bool adam) {
+    return (float)(adam ? learning_rate / xd_update_correction(beta1, t) : learning_rate);
+}
+
+XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
+    return (float)sqrt(xd_update_correction(beta2, t));
+}
+
+/* ---- averages ---- */
+
+/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+ * dtype first.
+ *   d = source - target
+ *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
+XD_SCALAR float xd_lerp_f32(float weight, float keep, bool weighted_sum, float target, float source) {
+    if (weighted_sum) return xd_fmaf(weight, source, xd_mulf(keep, target));
+    const float difference = xd_subf(source, target);
+    return fabsf(weight) < 0.5f ? xd_fmaf(weight, difference, target)
+                                : xd_fmaf(xd_subf(weight, 1.0f), difference, source);
+}
+
+XD_SCALAR double xd_lerp_f64(double keep, bool weighted_sum, double target, double source) {
+    const double weight = xd_sub(1.0, keep);
+    if (weighted_sum) return xd_fma(weight, source, xd_mul(keep, target));
+    const double difference = xd_sub(source, target);
+    return fabs(weight) < 0.5 ? xd_fma(weight, difference, target)
+                              : xd_fma(xd_sub(weight, 1.0), difference, source);
+}
+
+/* ---- norms ---- */
+
+/* A finite f32 as mantissa * 2^exponent with a 24-bit mantissa. */
+XD_SCALAR uint32_t xd_norm_mantissa(float x, int *exponent) {
+    const uint32_t bits = xd_bits_of_float(x), biased = (bits >> 23) & 0xffu;
+    *exponent = (int)(biased ? biased : 1u) - 150;
+    return (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
+}
+
+/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+XD_SCALAR void xd_norm_carry(int64_t *limbs) {
+    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
+        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
+        limbs[k] &= 0xffffffff;
+    }
+}
+
+/* xd_norm_limbs_value. */
+XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
+    int64_t carried[XD_NORM_LIMBS];
+    for (int k = 0; k < XD_NORM_LIMBS; k++) carried[k] = limbs[k];
+    xd_norm_carry(carried);
+    int top = XD_NORM_LIMBS - 1;
+    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
+    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
+    if (head == 0) return 0.0;
+    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
+    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    while (!(head >> 63)) {
+        head = (head << 1) | ((below >> 31) & 1u);
+        below = (below << 1) & 0xffffffffu;
+        shift++;
+    }
+    bool rest = below != 0;
+    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
+    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+}
+
+/* What the sums of all ranks say. */
+XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return (double)NAN;
+    if (sum->not_finite > 0) return (double)INFINITY;
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xd_norm_limbs_read(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? sqrt(total) : total;
+}
+
+/* xd_clip_coefficient. */
+XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) {
+    const double c = max_norm / xd_add(norm, 1e-6);
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? (float)NAN : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+/* The clip entry, whose sums are given: the norm, the factor, the finding. */
+XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
+    *args->norm = xd_norm_read(args->sum, args->type, args->exact);
+    *args->not_finite = args->sum->not_finite;
+    *args->coefficient =
+        args->max_norm > 0.0 ? xd_clip_factor(args->form, args->max_norm, *args->norm) : 1.0f;
+    if (args->status) args->status->not_finite += args->sum->not_finite;
+}
 
 /* >>kernel/matmul */
 
@@ -6361,89 +6821,30 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {
 
 /* >>base/half.c */
 
-/* bf16 and f16, by integer arithmetic. */
-
-#include <string.h>
-
-static uint32_t xdi_half_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float xdi_half_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+/* bf16 and f16, by integer arithmetic: the formulas stand in base/scalar.h, where devices find them too. */
 
 XD_API uint16_t xd_bf16_from_f32(float value) {
-    const uint32_t bits = xdi_half_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((bits >> 16) | 0x0040u); /* NaN: keep it one, quiet */
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return xd_bits_to_bf16(value);
 }
 
 XD_API float xd_f32_from_bf16(uint16_t bits) {
-    return xdi_half_float((uint32_t)bits << 16);
+    return xd_bits_from_bf16(bits);
 }
 
 XD_API uint16_t xd_f16_from_f32(float value) {
-    const uint32_t bits = xdi_half_bits(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
-    const int exponent = (int)(magnitude >> 23) - 127;
-    if (exponent < -25) return (uint16_t)sign; /* below half of the smallest subnormal */
-    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-    const int shift = exponent < -14 ? -1 - exponent : 13; /* subnormals lose more bits */
-    const uint32_t kept = mantissa >> shift;
-    const uint32_t rest = mantissa & ((1u << shift) - 1u);
-    const uint32_t half = 1u << (shift - 1);
-    const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
-    const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
-    return (uint16_t)(sign | (base + rounded));
+    return xd_bits_to_f16(value);
 }
 
 XD_API float xd_f32_from_f16(uint16_t bits) {
-    const uint32_t sign = ((uint32_t)bits & 0x8000u) << 16;
-    const uint32_t exponent = ((uint32_t)bits >> 10) & 0x1fu;
-    const uint32_t mantissa = (uint32_t)bits & 0x3ffu;
-    if (exponent == 31u)
-        return xdi_half_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
-    if (exponent) return xdi_half_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    const float magnitude = (float)mantissa * 5.9604644775390625e-8f; /* 2^-24: exact */
-    return sign ? -magnitude : magnitude;
+    return xd_bits_from_f16(bits);
 }
 
 XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
-    switch (dtype) {
-    case XD_DTYPE_F32: return (double)((const float *)data)[index];
-    case XD_DTYPE_F64: return ((const double *)data)[index];
-    case XD_DTYPE_BF16: return (double)xd_f32_from_bf16(((const uint16_t *)data)[index]);
-    case XD_DTYPE_F16: return (double)xd_f32_from_f16(((const uint16_t *)data)[index]);
-    case XD_DTYPE_I32: return (double)((const int32_t *)data)[index];
-    case XD_DTYPE_I64: return (double)((const int64_t *)data)[index];
-    case XD_DTYPE_U8:
-    case XD_DTYPE_BOOL: return (double)((const uint8_t *)data)[index];
-    default: return 0.0;
-    }
+    return xd_element_load(data, dtype, index);
 }
 
 XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
-    switch (dtype) {
-    case XD_DTYPE_F32: ((float *)data)[index] = (float)value; break;
-    case XD_DTYPE_F64: ((double *)data)[index] = value; break;
-    case XD_DTYPE_BF16: ((uint16_t *)data)[index] = xd_bf16_from_f32((float)value); break;
-    case XD_DTYPE_F16: ((uint16_t *)data)[index] = xd_f16_from_f32((float)value); break;
-    case XD_DTYPE_I32: ((int32_t *)data)[index] = (int32_t)value; break;
-    case XD_DTYPE_I64: ((int64_t *)data)[index] = (int64_t)value; break;
-    case XD_DTYPE_U8: ((uint8_t *)data)[index] = (uint8_t)value; break;
-    case XD_DTYPE_BOOL: ((uint8_t *)data)[index] = (uint8_t)(value != 0.0); break;
-    default: break;
-    }
+    xd_element_store(data, dtype, index, value);
 }
 
 /* >>base/sort.c */
@@ -7557,21 +7958,6 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
-static inline uint32_t xdi_tile_key(float x) {
-    const float one_zero = x + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &one_zero, sizeof bits);
-    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
-}
-
-static inline float xdi_tile_of_key(uint32_t key) {
-    const uint32_t bits = key & 0x80000000u ? key : key ^ 0x7fffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
@@ -7588,12 +7974,6 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels && a->hard_weight != 0.0;
-}
-
-/* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
-static inline bool xdi_status_refuses(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 /* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
@@ -7620,7 +8000,7 @@ enum { XDI_SPAN = 512 };
  * below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
-/* How far an average moves; see lerp in cpu/optimizer.c. */
+/* How far an average moves; see xd_lerp_f32. */
 typedef struct xdi_span_average {
     float weight; /* 1 - keep */
     float keep;
@@ -7663,12 +8043,9 @@ XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
                                 xd_dtype dtype, int64_t at, int64_t n);
 
-/* cpu/optimizer.c: ends an expression. A product that is added to something later would be fused with the
- * addition under -ffp-contract=fast, which changes bits. */
-XD_PRIVATE float xdi_span_rounded(float product);
-
-/* cpu/optimizer.c: the gradient that an update works with: scaled and turned as asked. */
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
+/* cpu/optimizer.c: what the formulas of a step take from its arguments and from those of an array. */
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args);
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a);
 
 /* cpu/optimizer.c: the entries of the table, on the spans of a level. */
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
@@ -7737,39 +8114,12 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
 
 /* Sums of integers in place of floating point: the same whatever their order. */
 
-#include <math.h>
-
-/* floor and rint of what is below 2^52 and, to be rounded, not negative: without a call, and without a branch
- * that no processor could foresee. */
-static inline int64_t xdi_fixed_floor(double x) {
-    const int64_t whole = (int64_t)x;
-    return whole - ((double)whole > x ? 1 : 0);
-}
-
-static inline int64_t xdi_fixed_nearest(double x) {
-    const int64_t below = (int64_t)x;
-    const double rest = x - (double)below;
-    const int up = rest > 0.5, tie = rest == 0.5;
-    return below + (up | (tie & (int)(below & 1)));
-}
-
 XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
-    if (!(fabs(term) < 4194304.0)) return false; /* also NaN */
-    const double scaled = term * 1073741824.0;   /* 2^30: exact */
-    const int64_t high = xdi_fixed_floor(scaled);
-    const int64_t next = sum->high + high;
-    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
-    sum->high = next;
-    sum->low += xdi_fixed_nearest((scaled - (double)high) * 1099511627776.0); /* 2^40 */
-    return true;
+    return xd_fixed_put(sum, term);
 }
 
 XD_API double xd_fixed_value(xd_fixed sum) {
-    const int64_t carry =
-        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
-    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return (double)(sum.high + carry) * (1.0 / 1073741824.0) +
-           (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
+    return xd_fixed_read(sum);
 }
 
 /* >>kernel/spread.c */
@@ -7807,30 +8157,15 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 
 /* Sums that are doubles or, in INVARIANT mode, integers. */
 
-#include <math.h>
-
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
-#define XDI_CELLS_MINUS_INFINITY (-2097152.0)
-#define XDI_CELLS_NAN ((int64_t)1 << 57)
-
 XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term) {
-    if (!fixed) {
+    if (fixed)
+        xd_cell_put((xd_fixed *)(void *)cells + i, term);
+    else
         cells[i] += term;
-        return;
-    }
-    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
-    const double low = XDI_CELLS_MINUS_INFINITY;
-    if (cell->high >= XDI_CELLS_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
-    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
 }
 
 XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i) {
-    if (!fixed) return cells[i];
-    const xd_fixed cell = ((const xd_fixed *)(const void *)cells)[i];
-    const double value = xd_fixed_value(cell);
-    if (cell.high >= XDI_CELLS_NAN / 2) return (double)NAN;
-    return value < XDI_CELLS_MINUS_INFINITY / 2.0 ? -INFINITY : value;
+    return fixed ? xd_cell_read(((const xd_fixed *)(const void *)cells)[i]) : cells[i];
 }
 
 /* >>kernel/cpu/internal */
@@ -10611,7 +10946,7 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
     for (int64_t i = 0; i < side->count; i++) {
         const int64_t id = side->list ? side->list[i] : i;
-        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        const uint32_t key = xd_key_of_float((float)xdi_loss_load(&side->logits, row, id));
         records[i] = (uint64_t)key << 32 | (uint64_t)id;
         for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
     }
@@ -10676,7 +11011,7 @@ static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) 
 static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
     const xd_uld_rows *side = &a->side[which];
     const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
-    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    const double logit = (double)xd_float_of_key((uint32_t)(record >> 32));
     return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
            part[XD_SOFTMAX_SUM];
 }
@@ -11161,97 +11496,65 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
 #include <math.h>
 #include <string.h>
 
-XD_PRIVATE float xdi_span_rounded(float product) {
-#if defined(__GNUC__) && defined(__x86_64__)
-    __asm__("" : "+x"(product));
-    return product;
-#elif defined(__GNUC__) && defined(__aarch64__)
-    __asm__("" : "+w"(product));
-    return product;
-#else
-    volatile float stored = product;
-    return stored;
-#endif
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args) {
+    xd_update_rules rules;
+    rules.one_minus_beta1 = args->one_minus_beta1;
+    rules.one_minus_beta2 = args->one_minus_beta2;
+    rules.beta2 = args->beta2;
+    rules.eps = args->eps;
+    rules.momentum = args->momentum;
+    rules.couple_decay = args->couple_decay;
+    rules.maximize = args->maximize;
+    return rules;
 }
 
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
-    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
-    return args->maximize ? -gradient : gradient;
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a) {
+    xd_update_scalars s;
+    s.scaled = args->gradient_scale != NULL;
+    s.scale = s.scaled ? *args->gradient_scale : 1.0f;
+    s.decay = a->decay;
+    s.weight_decay = a->weight_decay;
+    s.step_size = a->step_size;
+    s.root_correction = a->root_correction;
+    s.fresh = a->fresh;
+    return s;
 }
 
 /* ---- the plain spans ---- */
 
 static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
-/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
- *   g   = gradient * scale                        (no scale: no multiplication)
- *   P   = p * decay                               AdamW
- *   g   = fma(weight_decay, p, g),  P = p         L2 form
- *   m   = fma(1 - beta1, g - m, m)
- *   v   = fma(1 - beta2, g * g, beta2 * v)
- *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
 static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                            int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
-        if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
-        const float kept = args->couple_decay ? p : p * a->decay;
-        m = fmaf(args->one_minus_beta1, g - m, m);
-        v = fmaf(args->one_minus_beta2, g * g, args->beta2 * v);
-        const float denominator = sqrtf(v) / a->root_correction + args->eps;
-        a->master[at + i] = fmaf(-a->step_size, m / denominator, kept);
-        a->first[at + i] = m;
-        a->second[at + i] = v;
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_adam_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i], &a->second[at + i]);
 }
 
-/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
- *   g      = gradient * scale,  then fma(weight_decay, p, g)
- *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
- *   p      = fma(-step_size, buffer, p) */
 static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                           int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
-        const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
-        a->first[at + i] = buffer;
-        a->master[at + i] = fmaf(-a->step_size, buffer, p);
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_sgd_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i]);
 }
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
- * dtype first.
- *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
- * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
-    const float weight = average->weight;
-    for (int64_t i = 0; i < n; i++) {
-        const float difference = source[i] - target[i];
-        if (average->weighted_sum)
-            target[i] = fmaf(weight, source[i], average->keep * target[i]);
-        else if (fabsf(weight) < 0.5f)
-            target[i] = fmaf(weight, difference, target[i]);
-        else
-            target[i] = fmaf(weight - 1.0f, difference, source[i]);
-    }
+    for (int64_t i = 0; i < n; i++)
+        target[i] = xd_lerp_f32(average->weight, average->keep, average->weighted_sum, target[i], source[i]);
 }
 
 /* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
@@ -11275,13 +11578,6 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
-}
-
-static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
-    const double weight = 1.0 - keep;
-    if (weighted_sum) return fma(weight, source, keep * target);
-    const double difference = source - target;
-    return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
 }
 
 static const xdi_span_kernels xdi_plain_spans = {
@@ -11388,7 +11684,7 @@ static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weigh
         double *target = (double *)a->target;
         for (int64_t i = at; i < at + n; i++)
             target[i] =
-                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
+                xd_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
         return;
     }
     average.weight = (float)(1.0 - keep);
@@ -11439,7 +11735,7 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
         XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_lerp_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_lerp_count, xdi_lerp_part };
     return xdi_walk_run(launch, &walk);
@@ -11459,30 +11755,14 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* base^exponent by products in a fixed order, so that a device forms the same bits. */
-static double xdi_update_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base *= base)
-        if (exponent & 1) power *= base;
-    return power;
-}
-
-/* 1 - beta^t, rounded after the power and after the difference. */
-static double xdi_update_correction(double beta, int64_t t) {
-    volatile double power = xdi_update_power(beta, t);
-    return 1.0 - power;
-}
-
 /* The array with the scalars of its next step, t, formed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
     const int64_t t = *a.steps + 1;
     a.fresh = t == 1;
-    a.step_size = (float)a.learning_rate;
-    if (!adam) return a;
-    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
-    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    a.step_size = xd_update_step_size(a.learning_rate, args->beta1_exact, t, adam);
+    if (adam) a.root_correction = xd_update_root_correction(args->beta2_exact, t);
     return a;
 }
 
@@ -11521,7 +11801,7 @@ XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_arg
     const xdi_update_job job = { args, spans, update };
     const xdi_walk walk = { &job, args->array_count, xdi_update_count, xdi_update_part };
     XD_TRY(xdi_update_check(launch, args));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     XD_TRY(xdi_walk_run(launch, &walk));
     for (int64_t k = 0; k < args->array_count; k++)
         if (args->arrays[k].steps) ++*args->arrays[k].steps;
@@ -11580,7 +11860,7 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_cast_job job = { arrays, spans };
     const xdi_walk walk = { &job, array_count, xdi_cast_count,
                             xdi_cast_part }; /* an empty array may be NULL */
@@ -11634,21 +11914,10 @@ static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
     limbs[limb + 2] += (int64_t)(high >> 32);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
-static void xdi_norm_carry(int64_t *limbs) {
-    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
-        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
-        limbs[k] &= 0xffffffff;
-    }
-}
-
-/* |x| or its square, added exactly: the f32 is mantissa * 2^exponent with a 24-bit mantissa. */
+/* |x| or its square, added exactly. */
 static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const int biased = (int)((bits >> 23) & 0xffu);
-    const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-    const int exponent = (biased ? biased : 1) - 150;
+    int exponent;
+    const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
     if (square)
         xdi_norm_add(limbs, mantissa * mantissa, 2 * exponent + 320);
     else
@@ -11685,7 +11954,7 @@ static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool 
             xdi_norm_add(limbs, sum >> 32, bit + 32);
         }
     }
-    xdi_norm_carry(limbs);
+    xd_norm_carry(limbs);
 }
 
 /* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
@@ -11707,7 +11976,7 @@ static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_
         }
     }
     sum->sum += subtotal;
-    if (args->exact) xdi_norm_carry(sum->limbs);
+    if (args->exact) xd_norm_carry(sum->limbs);
 }
 
 static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
@@ -11797,7 +12066,7 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     sum->not_finite += part->not_finite;
     sum->nan += part->nan;
     for (int i = 0; i < XD_NORM_LIMBS; i++) sum->limbs[i] += part->limbs[i];
-    xdi_norm_carry(sum->limbs);
+    xd_norm_carry(sum->limbs);
 }
 
 /* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
@@ -11822,23 +12091,7 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
 }
 
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
-    int64_t carried[XD_NORM_LIMBS];
-    memcpy(carried, limbs, sizeof carried);
-    xdi_norm_carry(carried);
-    int top = XD_NORM_LIMBS - 1;
-    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
-    while (!(head >> 63)) {
-        head = (head << 1) | ((below >> 31) & 1u);
-        below = (below << 1) & 0xffffffffu;
-        shift++;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+    return xd_norm_limbs_read(limbs);
 }
 
 XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
@@ -11851,31 +12104,14 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
 
 /* The factor that clips gradients. */
 
-#include <math.h>
-
-static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return (double)NAN;
-    if (sum->not_finite > 0) return (double)INFINITY;
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? sqrt(total) : total;
-}
-
 XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = max_norm / (norm + 1e-6);
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
+    return xd_clip_factor(form, max_norm, norm);
 }
 
 /* clip: the norm, the factor, the finding, from the sum of all ranks. */
 XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) {
     (void)launch;
-    *args->norm = xdi_clip_norm(args->sum, args->type, args->exact);
-    *args->not_finite = args->sum->not_finite;
-    *args->coefficient =
-        args->max_norm > 0.0 ? xd_clip_coefficient(args->form, args->max_norm, *args->norm) : 1.0f;
-    if (args->status) args->status->not_finite += args->sum->not_finite;
+    xd_clip_write(args);
     return XD_OK;
 }
 
@@ -11951,20 +12187,6 @@ static inline int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static inline float xdi_matmul_widen(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_matmul_narrow(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* a NaN stays one */
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 /* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
 static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
 #if defined(__GNUC__)
@@ -11982,7 +12204,7 @@ static inline int64_t xdi_matmul_size(xd_dtype dtype) {
 
 static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_F32 ? ((const float *)x->data)[at]
-                                    : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
+                                    : xd_bits_from_bf16(((const uint16_t *)x->data)[at]);
 }
 
 /* matmul.c: the kernel in plain C, its packing, panel by panel, and the product on a level's kernel, which needs a
@@ -12031,10 +12253,10 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             for (int64_t i = 0; i < 8; i++)
-                packed[p * width + line + i] = xdi_matmul_widen(data[p * x->term_stride + line + i]);
+                packed[p * width + line + i] = xd_bits_from_bf16(data[p * x->term_stride + line + i]);
     for (; line < x->lines; line++)
         for (int64_t p = 0; p < x->terms; p++)
-            packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
+            packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
 /* Panel by panel: what every machine can do. */
@@ -12702,7 +12924,7 @@ XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n,
     for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
-        keys[count] = xdi_tile_key(a);
+        keys[count] = xd_key_of_float(a);
         count += a >= threshold ? 1 : 0;
     }
     return count;
@@ -12712,7 +12934,7 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
                                      int64_t *ids) {
     bool zero = false;
     for (int64_t j = 0; j < n; j++) {
-        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
+        values[j] = (double)xd_float_of_key((uint32_t)(records[j] >> 32));
         ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
         zero = zero || values[j] == 0.0;
     }
@@ -13654,40 +13876,28 @@ static inline float xdi_portable_fma(float a, float b, float c) {
 }
 #    endif
 
-static inline float xdi_portable_from_bf16(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_portable_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-
 static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
 static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                               int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
+        float g = xd_update_gradient(&rules, &s, gradient[i]);
         if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
         const float kept = args->couple_decay ? p : p * a->decay;
         m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
@@ -13701,9 +13911,11 @@ static void xdi_portable_adam(const xd_update_args *args, const xd_update_array 
 
 static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                              int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
-        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float g = xdi_portable_fma(a->weight_decay, p, xd_update_gradient(&rules, &s, gradient[i]));
         const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
         a->first[at + i] = buffer;
         a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);
@@ -13775,7 +13987,7 @@ XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
 
 #    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
     __asm__("" : "+x"(product));
     return product;
@@ -14031,7 +14243,7 @@ XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __
         _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
 }
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
     __asm__("" : "+v"(product));
     return product;
@@ -14553,7 +14765,7 @@ XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narro
 
 static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
-                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+                                     : (uint32_t)xd_bits_to_bf16(((const float *)x->data)[at]);
 }
 
 /* The terms of a line from number p on, one pair after the other. */
@@ -15894,11 +16106,11 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
         __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
-        keys[i] = xdi_tile_key(xdi_select_at(x, at));
+        keys[i] = xd_key_of_float(xdi_select_at(x, at));
     }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
-    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
+    const float value = xd_float_of_key((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
@@ -17036,7 +17248,7 @@ typedef struct xdi_fast_uld {
 /* Logits of ranks [r, r + n), -infinity behind the list's end. */
 static void xdi_fast_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
-    for (; i < n && r + i < count; i++) out[i] = xdi_tile_of_key((uint32_t)(sorted[r + i] >> 32));
+    for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
     for (; i < n; i++) out[i] = -INFINITY;
 }
 
@@ -21764,7 +21976,7 @@ XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
 }
 
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
-    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+    return !xdi_train_on_device(ctx) && xd_status_refuses(status);
 }
 
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
@@ -42221,4 +42433,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe23bc55c88951bc80731c07d1f8ea01330c430f7b5c988016630c7391cf07e0 */
+/* xdistill sha256 7c8e61dfc3b54e8b0148d73a25f3363b115acf46829cae5f7e1ca2da1fda4aaa */

@@ -26,7 +26,8 @@
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
- *   rounding       what promises bits spells it: __fmaf_rn, __fmul_rn, __fdiv_rn, __fsqrt_rn */
+ *   rounding       what promises bits spells it: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
+ *   formulas       those of an element or a row that a CPU has too stand in the header: base/scalar.h, kernel/..._scalar.h */
 
 #include <cuda_runtime.h>
 
@@ -180,24 +181,17 @@ struct xdi_cuda_f16 {
     uint16_t bits;
 };
 
-/* The integer arithmetic of base/half.c: the intrinsics of the vendor lose the payload of a NaN. */
+/* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
-    return __uint_as_float((uint32_t)value.bits << 16);
+    return xd_bits_from_bf16(value.bits);
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
-    const uint32_t sign = ((uint32_t)value.bits & 0x8000u) << 16;
-    const uint32_t exponent = ((uint32_t)value.bits >> 10) & 0x1fu;
-    const uint32_t mantissa = (uint32_t)value.bits & 0x3ffu;
-    if (exponent == 31u)
-        return __uint_as_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
-    if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    const float magnitude = __fmul_rn((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
-    return sign ? -magnitude : magnitude;
+    return xd_bits_from_f16(value.bits);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
@@ -205,31 +199,11 @@ static __device__ inline void xdi_cuda_narrow(float value, float *out) {
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    out->bits = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x0040u)
-                                                   : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    out->bits = xd_bits_to_bf16(value);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    const int exponent = (int)(magnitude >> 23) - 127;
-    if (magnitude > 0x7f800000u) {
-        out->bits = (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-    } else if (magnitude >= 0x477ff000u) {
-        out->bits = (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
-    } else if (exponent < -25) {
-        out->bits = (uint16_t)sign;
-    } else {
-        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-        const int shift = exponent < -14 ? -1 - exponent : 13;
-        const uint32_t kept = mantissa >> shift;
-        const uint32_t rest = mantissa & ((1u << shift) - 1u);
-        const uint32_t half = 1u << (shift - 1);
-        const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-        out->bits = (uint16_t)(sign | ((exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10) + rounded));
-    }
+    out->bits = xd_bits_to_f16(value);
 }
 
 /* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
@@ -349,14 +323,6 @@ static __device__ inline int64_t xdi_cuda_lower_bound(const T *list, int64_t cou
             high = middle;
     }
     return low;
-}
-
-/* ---- findings ---- */
-
-/* True when some operation found bad data, so that a step must not happen. NULL is fine. */
-static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 /* >>cuda/device.cu */
@@ -872,7 +838,7 @@ template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to,
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
     xdi_cuda_walk(
@@ -1224,8 +1190,8 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 
 /* >>cuda/optimizer.cu */
 
-/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/cpu/optimizer.c, and
- * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
+/* Optimizer steps and averages. The formulas stand in kernel/optimizer_scalar.h, and the bits
+ * are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses, each array read and
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
@@ -1243,25 +1209,10 @@ static bool xdi_cuda_is_float(xd_dtype dtype) {
 /* ---- one element ---- */
 
 struct xdi_cuda_lerp_options {
-    double weight_f64, keep_f64;
+    double keep_f64;
     float weight, keep;
     bool weighted_sum;
 };
-
-static __device__ inline float xdi_cuda_lerp_f32(const xdi_cuda_lerp_options &o, float target, float source) {
-    if (o.weighted_sum) return __fmaf_rn(o.weight, source, __fmul_rn(o.keep, target));
-    const float difference = __fsub_rn(source, target);
-    return fabsf(o.weight) < 0.5f ? __fmaf_rn(o.weight, difference, target)
-                                  : __fmaf_rn(__fsub_rn(o.weight, 1.0f), difference, source);
-}
-
-static __device__ inline double xdi_cuda_lerp_f64(const xdi_cuda_lerp_options &o, double target,
-                                                  double source) {
-    if (o.weighted_sum) return __fma_rn(o.weight_f64, source, __dmul_rn(o.keep_f64, target));
-    const double difference = __dsub_rn(source, target);
-    return fabs(o.weight_f64) < 0.5 ? __fma_rn(o.weight_f64, difference, target)
-                                    : __fma_rn(__dsub_rn(o.weight_f64, 1.0), difference, source);
-}
 
 /* The value as a narrow dtype would hold it, widened again. */
 static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
@@ -1278,38 +1229,16 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
     return value;
 }
 
-/* Elements of any arithmetic dtype by way of double, as xd_load_f64 and xd_store_f64. */
-static __device__ inline double xdi_cuda_load_f64(const void *data, int dtype, int64_t i) {
-    switch (dtype) {
-    case XD_DTYPE_F64: return static_cast<const double *>(data)[i];
-    case XD_DTYPE_I32: return (double)static_cast<const int32_t *>(data)[i];
-    case XD_DTYPE_I64: return (double)static_cast<const int64_t *>(data)[i];
-    case XD_DTYPE_U8:
-    case XD_DTYPE_BOOL: return (double)static_cast<const uint8_t *>(data)[i];
-    default: return (double)xdi_cuda_read_float(data, dtype, i);
-    }
-}
-
-static __device__ inline void xdi_cuda_store_f64(void *data, int dtype, int64_t i, double value) {
-    switch (dtype) {
-    case XD_DTYPE_F64: static_cast<double *>(data)[i] = value; break;
-    case XD_DTYPE_I32: static_cast<int32_t *>(data)[i] = (int32_t)value; break;
-    case XD_DTYPE_I64: static_cast<int64_t *>(data)[i] = (int64_t)value; break;
-    case XD_DTYPE_U8: static_cast<uint8_t *>(data)[i] = (uint8_t)value; break;
-    case XD_DTYPE_BOOL: static_cast<uint8_t *>(data)[i] = (uint8_t)(value != 0.0); break;
-    default: xdi_cuda_write_float(data, dtype, i, __double2float_rn(value)); break;
-    }
-}
-
 static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                                     int64_t i, double source) {
     if (dtype == XD_DTYPE_F64) {
         double *at = static_cast<double *>(target) + i;
-        *at = xdi_cuda_lerp_f64(o, *at, source);
+        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, *at, source);
     } else {
-        const float rounded = xdi_cuda_as_stored(__double2float_rn(source), dtype);
+        const float rounded = xdi_cuda_as_stored((float)source, dtype);
+        const float before = xdi_cuda_read_float(target, dtype, i);
         xdi_cuda_write_float(target, dtype, i,
-                             xdi_cuda_lerp_f32(o, xdi_cuda_read_float(target, dtype, i), rounded));
+                             xd_lerp_f32(o.weight, o.keep, o.weighted_sum, before, rounded));
     }
 }
 
@@ -1320,15 +1249,15 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_read8(target, dtype, i, values);
     XD_UNROLL
     for (int j = 0; j < 8; j++)
-        values[j] = xdi_cuda_lerp_f32(o, values[j], xdi_cuda_as_stored(source[j], dtype));
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, values[j],
+                                xdi_cuda_as_stored(source[j], dtype));
     xdi_cuda_write8(target, dtype, i, values);
 }
 
 static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
     xdi_cuda_lerp_options options = {};
-    options.weight_f64 = 1.0 - keep;
     options.keep_f64 = keep;
-    options.weight = (float)options.weight_f64;
+    options.weight = (float)(1.0 - keep);
     options.keep = (float)keep;
     options.weighted_sum = weighted_sum;
     return options;
@@ -1360,30 +1289,16 @@ struct xdi_cuda_update_options {
     const xd_status *status;
     xdi_cuda_lerp_options average;
     double beta1, beta2;
-    float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
-    bool couple_decay, maximize;
+    xd_update_rules rules;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
 /* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
-struct xdi_cuda_update_scalars {
-    float scale, decay, weight_decay, step_size, root_correction;
-    bool scaled, fresh;
-};
-
-/* base^exponent in the order of the host: xdi_optimizer_power. */
-static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
-        if (exponent & 1) power = __dmul_rn(power, base);
-    return power;
-}
-
-static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                                     const xdi_cuda_update &a, bool adam) {
+static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                               const xdi_cuda_update &a, bool adam) {
     const xdi_cuda_rate &rate = options.rates[a.rate];
-    xdi_cuda_update_scalars s;
+    xd_update_scalars s;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
     s.decay = rate.decay;
@@ -1394,43 +1309,26 @@ static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_c
     if (a.steps == nullptr) return s;
     const int64_t t = *a.steps + 1;
     s.fresh = t == 1;
-    s.step_size = __double2float_rn(rate.learning_rate);
-    if (!adam) return s;
-    s.step_size =
-        __double2float_rn(__ddiv_rn(rate.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
-    s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
+    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
+    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
     return s;
-}
-
-static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &options,
-                                                 const xdi_cuda_update_scalars &s, float gradient) {
-    if (s.scaled) gradient = __fmul_rn(gradient, s.scale);
-    return options.maximize ? -gradient : gradient;
 }
 
 struct xdi_cuda_adam {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &m, float &v) const {
-        float g = xdi_cuda_gradient(options, s, gradient);
-        if (options.couple_decay) g = __fmaf_rn(s.weight_decay, p, g);
-        const float kept = options.couple_decay ? p : __fmul_rn(p, s.decay);
-        m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
-        v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
-        const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
-        p = __fmaf_rn(-s.step_size, __fdiv_rn(m, denominator), kept);
+        xd_adam_element(&options.rules, &s, gradient, &p, &m, &v);
     }
 };
 
 struct xdi_cuda_sgd {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        const float g = __fmaf_rn(s.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
-        buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
-        p = __fmaf_rn(-s.step_size, buffer, p);
+        xd_sgd_element(&options.rules, &s, gradient, &p, &buffer);
     }
 };
 
@@ -1438,9 +1336,9 @@ template <typename Step, bool HAS_SECOND, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
-    if (xdi_cuda_refused(options.status)) return;
+    if (xd_status_refuses(options.status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1485,7 +1383,7 @@ struct xdi_cuda_count {
 template <typename List>
 static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
     const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xdi_cuda_refused(status)) return;
+    if (k >= list.count || xd_status_refuses(status)) return;
     int64_t *steps = list.item(k).steps;
     if (steps) ++*steps;
 }
@@ -1621,13 +1519,13 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     options.beta1 = args->beta1_exact;
     options.beta2 = args->beta2_exact;
-    options.one_minus_beta1 = args->one_minus_beta1;
-    options.one_minus_beta2 = args->one_minus_beta2;
-    options.beta2_rounded = args->beta2;
-    options.eps = args->eps;
-    options.momentum = args->momentum;
-    options.couple_decay = args->couple_decay;
-    options.maximize = args->maximize;
+    options.rules.one_minus_beta1 = args->one_minus_beta1;
+    options.rules.one_minus_beta2 = args->one_minus_beta2;
+    options.rules.beta2 = args->beta2;
+    options.rules.eps = args->eps;
+    options.rules.momentum = args->momentum;
+    options.rules.couple_decay = args->couple_decay;
+    options.rules.maximize = args->maximize;
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
@@ -1651,7 +1549,7 @@ template <typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
                          const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1662,14 +1560,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
             },
             [&](int64_t i) {
                 xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
-                                      xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                                      xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1679,8 +1577,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 xdi_cuda_write8(a.target, a.target_dtype, i, values);
             },
             [&](int64_t i) {
-                xdi_cuda_store_f64(a.target, a.target_dtype, i,
-                                   xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                xd_element_store(a.target, (xd_dtype)a.target_dtype, i,
+                                   xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
@@ -1777,11 +1675,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             float values[8];
             xdi_cuda_read8(data, dtype, i, values);
             XD_UNROLL
-            for (int j = 0; j < 8; j++) values[j] = __fmul_rn(values[j], factor);
+            for (int j = 0; j < 8; j++) values[j] = xd_mulf(values[j], factor);
             xdi_cuda_write8(data, dtype, i, values);
         },
         [&](int64_t i) {
-            xdi_cuda_write_float(data, dtype, i, __fmul_rn(xdi_cuda_read_float(data, dtype, i), factor));
+            xdi_cuda_write_float(data, dtype, i, xd_mulf(xdi_cuda_read_float(data, dtype, i), factor));
         });
 }
 
@@ -1846,7 +1744,7 @@ struct xdi_cuda_norm_part {
 
 struct xdi_cuda_norm_join {
     __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
-        a.sum = __dadd_rn(a.sum, b.sum);
+        a.sum = xd_add(a.sum, b.sum);
         a.largest = a.largest > b.largest ? a.largest : b.largest;
         a.not_finite += b.not_finite;
         a.nan += b.nan;
@@ -1925,8 +1823,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             }
             if (a.replica) return;
             if (EXACT) {
-                const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-                const int exponent = (int)(biased ? biased : 1u) - 150;
+                int exponent;
+                const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
                 if (type == XD_NORM_L2)
                     window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
                 else
@@ -1938,7 +1836,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 part.largest = magnitude > part.largest ? magnitude : part.largest;
             } else {
                 part.sum =
-                    __dadd_rn(part.sum, type == XD_NORM_L2 ? __dmul_rn(magnitude, magnitude) : magnitude);
+                    xd_add(part.sum, type == XD_NORM_L2 ? xd_mul(magnitude, magnitude) : magnitude);
             }
         };
         xdi_cuda_walk(
@@ -1991,18 +1889,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
         __syncthreads();
     }
     if (t != 0) return;
-    sum->sum = __dadd_rn(sum->sum, part.sum);
+    sum->sum = xd_add(sum->sum, part.sum);
     sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
     sum->not_finite += part.not_finite;
     sum->nan += part.nan;
     if (!EXACT) return;
-    int64_t carry = 0;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        const bool last = k + 1 == XD_NORM_LIMBS;
-        carry = limb >> 32;
-        sum->limbs[k] = last ? limb : limb & 0xffffffff;
-    }
+    xd_norm_carry(limbs);
+    for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
 }
 
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
@@ -2048,54 +1941,8 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
 
 /* ---- clip ---- */
 
-/* xd_norm_limbs_value. */
-static __device__ inline double xdi_cuda_limbs_value(const int64_t *limbs) {
-    int64_t carried[XD_NORM_LIMBS];
-    int64_t carry = 0;
-    int top = 1;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        carry = k + 1 < XD_NORM_LIMBS ? limb >> 32 : 0;
-        carried[k] = k + 1 < XD_NORM_LIMBS ? limb & 0xffffffff : limb;
-        if (k > 1 && carried[k] != 0) top = k;
-    }
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    const int shift = __clzll((long long)head);
-    if (shift > 0) {
-        const uint64_t both = below << 32; /* the next 32 bits, at the top of a word */
-        head = (head << shift) | (both >> (64 - shift));
-        below = shift < 32 ? (below << shift) & 0xffffffffu : 0;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp(__ull2double_rn(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
-}
-
-static __device__ inline double xdi_cuda_norm_value(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return __longlong_as_double(0x7ff8000000000000ll);
-    if (sum->not_finite > 0) return __longlong_as_double(0x7ff0000000000000ll);
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xdi_cuda_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? __dsqrt_rn(total) : total;
-}
-
-static __device__ inline float xdi_cuda_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6));
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? __uint_as_float(0x7fc00000u) : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
-}
-
-static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
-    if (threadIdx.x != 0) return;
-    const double norm = xdi_cuda_norm_value(args.sum, args.type, args.exact);
-    *args.norm = norm;
-    *args.not_finite = args.sum->not_finite;
-    *args.coefficient =
-        args.max_norm > 0.0 ? xdi_cuda_clip_coefficient(args.form, args.max_norm, norm) : 1.0f;
-    if (args.status) args.status->not_finite += args.sum->not_finite;
+static __global__ void xdi_cuda_clip_kernel(const __grid_constant__ xd_clip_args args) {
+    if (threadIdx.x == 0) xd_clip_write(&args);
 }
 
 static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
@@ -2856,39 +2703,23 @@ template <int N> struct xdi_cuda_sums<N, false> {
     }
 };
 
-/* xd_fixed_add; a term or a sum that does not fit is counted instead. */
+/* xd_fixed_put; a term or a sum that does not fit is counted instead. */
 struct xdi_cuda_misfits {
     int64_t large, infinite;
 };
 
 static __device__ inline void xdi_cuda_fixed_add(xd_fixed *sum, double term, xdi_cuda_misfits *misfits) {
-    if (!(fabs(term) < 4194304.0)) {
-        misfits->large += isfinite(term) ? 1 : 0;
-        misfits->infinite += isfinite(term) ? 0 : 1;
-        return;
-    }
-    const double scaled = term * 1073741824.0; /* 2^30: exact */
-    const double high = floor(scaled);
-    const int64_t next = sum->high + (int64_t)high;
-    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) {
+    if (xd_fixed_put(sum, term)) return;
+    if (isfinite(term))
         misfits->large++;
-        return;
-    }
-    sum->high = next;
-    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+    else
+        misfits->infinite++;
 }
 
 /* Word by word: a sum in memory begins on any 8 bytes. */
 static __device__ inline void xdi_cuda_fixed_put(xd_fixed *to, xd_fixed sum) {
     to->high = sum.high;
     to->low = sum.low;
-}
-
-static __device__ inline double xdi_cuda_fixed_value(xd_fixed sum) {
-    const int64_t carry = sum.low >> 40;
-    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return __dadd_rn(__dmul_rn((double)(sum.high + carry), 1.0 / 1073741824.0),
-                     __dmul_rn((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
 template <int N> struct xdi_cuda_sums<N, true> {
@@ -3214,7 +3045,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
         }
         if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
         if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
-        total[i] = xdi_cuda_fixed_value(sum);
+        total[i] = xd_fixed_read(sum);
     }
 }
 
@@ -3464,7 +3295,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
             total += static_cast<const double *>(a.all_mixtures)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
@@ -4385,7 +4216,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
     if (threadIdx.x != 0) return;
     const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
     const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
-    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    const double value = refused == 0 ? xd_fixed_read(weight) : 0.0;
     out->value = value;
     out->inverse = value > 0.0 ? 1.0 / value : 0.0;
     out->positions = positions;
@@ -4577,7 +4408,7 @@ static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+    return a.fixed ? xd_fixed_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
@@ -5009,7 +4840,7 @@ static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int
             total += static_cast<const double *>(a.all_sums)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
@@ -5520,8 +5351,8 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
             sum[which].low += part[1];
         }
     side->max = a.maxima[r];
-    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
-    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    side->outside = xd_fixed_read(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xd_fixed_read(sum[XD_TOPK_ENTROPY]);
     if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
     if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
 }
@@ -6154,23 +5985,11 @@ static xd_topk_kernels xdi_cuda_topk_table() {
 
 /* ---- cells ---- */
 
-#define XDI_CUDA_CELL_NAN ((int64_t)1 << 57)
-#define XDI_CUDA_CELL_MINUS_INFINITY (-2097152.0)
-
-/* xdi_cells_add */
 template <bool FIXED> static __device__ inline void xdi_cuda_cell_add(double *cells, int64_t i, double term) {
-    if (!FIXED) {
-        cells[i] = __dadd_rn(cells[i], term);
-        return;
-    }
-    xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    const double low = XDI_CUDA_CELL_MINUS_INFINITY;
-    xdi_cuda_misfits misfits = {};
-    if (cell->high >= XDI_CUDA_CELL_NAN / 2 ||
-        (term == -(double)INFINITY && xdi_cuda_fixed_value(*cell) < low / 2.0))
-        return;
-    xdi_cuda_fixed_add(cell, term == -(double)INFINITY ? low : term, &misfits);
-    if (misfits.large + misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    if (FIXED)
+        xd_cell_put(reinterpret_cast<xd_fixed *>(cells) + i, term);
+    else
+        cells[i] = xd_add(cells[i], term);
 }
 
 /* A team's sum into its cell. */
@@ -6182,9 +6001,8 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
 static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
                                                  const xdi_cuda_sums<1, true>::totals &sum) {
     xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    cell->high += sum.sum[0].high;
-    cell->low += sum.sum[0].low;
-    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    xd_fixed_join(cell, sum.sum[0]);
+    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XD_CELL_NAN;
 }
 
 static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_t row, int64_t column) {
@@ -6605,14 +6423,8 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
 
 /* ---- cells ---- */
 
-/* xdi_cells_value */
 static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
-    if (!fixed) return cells[i];
-    const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
-                            reinterpret_cast<const int64_t *>(cells)[2 * i + 1] };
-    const double value = xdi_cuda_fixed_value(cell);
-    if (cell.high >= XDI_CUDA_CELL_NAN / 2) return (double)NAN;
-    return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+    return fixed ? xd_cell_read(reinterpret_cast<const xd_fixed *>(cells)[i]) : cells[i];
 }
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_settle_kernel(const double *cells, int64_t count,
@@ -7130,7 +6942,7 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
     const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x != 0) return;
     const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
-    m.out[0] = fits ? xdi_cuda_fixed_value(totals.sum[0]) : (double)NAN;
+    m.out[0] = fits ? xd_fixed_read(totals.sum[0]) : (double)NAN;
     m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
 }
 
@@ -7830,11 +7642,6 @@ static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double be
     return value;
 }
 
-static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
-    const uint32_t key = (uint32_t)(record >> 32);
-    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
-}
-
 /* What a block needs to know of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
@@ -7853,8 +7660,8 @@ struct xdi_cuda_uld_pair {
         const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
         const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
         const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
-        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
-        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
+        const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
         const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
@@ -8241,4 +8048,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 301fe02f016e18fe4b48fa0ef21e99c53e0bcfe90bef2dcae296895703969138 */
+/* xdistill sha256 4554347ce07589f834718a53a8bf40ca4cbab0747c1999da4d2e4b5b16b53c80 */

@@ -128,6 +128,7 @@
 /* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
  * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
 #include "base/extend.h"
+#include "base/scalar.h"
 #include "base/philox.h"
 #include "base/publish.h"
 #include "base/json.h"
@@ -141,6 +142,7 @@
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
 #include "kernel/optimizer.h"
+#include "kernel/optimizer_scalar.h"
 #include "kernel/matmul.h"
 #include "kernel/xtoken.h"
 #include "kernel/uld.h"

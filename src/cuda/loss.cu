@@ -259,7 +259,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
         }
         if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
         if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
-        total[i] = xdi_cuda_fixed_value(sum);
+        total[i] = xd_fixed_read(sum);
     }
 }
 
@@ -509,7 +509,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
             total += static_cast<const double *>(a.all_mixtures)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,

@@ -40,7 +40,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
     if (threadIdx.x != 0) return;
     const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
     const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
-    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    const double value = refused == 0 ? xd_fixed_read(weight) : 0.0;
     out->value = value;
     out->inverse = value > 0.0 ? 1.0 / value : 0.0;
     out->positions = positions;
@@ -232,7 +232,7 @@ static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+    return a.fixed ? xd_fixed_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {

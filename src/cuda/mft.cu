@@ -317,7 +317,7 @@ static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int
             total += static_cast<const double *>(a.all_sums)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {

@@ -131,8 +131,8 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
             sum[which].low += part[1];
         }
     side->max = a.maxima[r];
-    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
-    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    side->outside = xd_fixed_read(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xd_fixed_read(sum[XD_TOPK_ENTROPY]);
     if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
     if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
 }

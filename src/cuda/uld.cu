@@ -214,11 +214,6 @@ static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double be
     return value;
 }
 
-static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
-    const uint32_t key = (uint32_t)(record >> 32);
-    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
-}
-
 /* What a block needs to know of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
@@ -237,8 +232,8 @@ struct xdi_cuda_uld_pair {
         const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
         const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
         const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
-        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
-        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
+        const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
         const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));

@@ -54,7 +54,7 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
     for (int64_t i = 0; i < side->count; i++) {
         const int64_t id = side->list ? side->list[i] : i;
-        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        const uint32_t key = xd_key_of_float((float)xdi_loss_load(&side->logits, row, id));
         records[i] = (uint64_t)key << 32 | (uint64_t)id;
         for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
     }
@@ -119,7 +119,7 @@ static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) 
 static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
     const xd_uld_rows *side = &a->side[which];
     const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
-    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    const double logit = (double)xd_float_of_key((uint32_t)(record >> 32));
     return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
            part[XD_SOFTMAX_SUM];
 }

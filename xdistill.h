@@ -4342,6 +4342,176 @@ typedef struct xd_loss_kernels {
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
 XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
+/* >>kernel/loss_scalar */
+
+/* What losses over rows do to the few numbers of a row, in double; kernel/loss.h has the formulas. `hard` and `soft` say
+ * which losses a call has. */
+
+/* ---- references ---- */
+
+/* Of no shard. */
+XD_SCALAR void xd_loss_no_reference(double *ref) {
+    ref[XD_LOSS_MAX] = -(double)INFINITY;
+    ref[XD_LOSS_ARG] = -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
+    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
+}
+
+/* Joins one shard's references to those of the shards before it. */
+XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+    if (wins) {
+        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
+    }
+    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* ---- sums ---- */
+
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 has nothing to add, and its sums may be infinite. */
+XD_SCALAR void xd_loss_rescale(const xd_loss_args *a, const double *ref, const double *own,
+                               const double *sums, int64_t columns, double *total) {
+    const double shift = xd_sub(own[XD_LOSS_MAX], ref[XD_LOSS_MAX]), z = shift / a->temperature;
+    const double teacher_shift = xd_sub(own[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
+    const double f = exp(z), g = exp(teacher_shift);
+    double along = 0.0; /* how far CROSS moves per unit of the sum that weighs it */
+    total[XD_LOSS_BAD] = xd_add(total[XD_LOSS_BAD], sums[XD_LOSS_BAD]);
+    if (columns == 0) return;
+    total[XD_LOSS_HARD] = xd_add(total[XD_LOSS_HARD], xd_mul(exp(shift), sums[XD_LOSS_HARD]));
+    if (a->uniform_weight != 0.0) along = xd_mul((double)columns, shift);
+    total[XD_LOSS_LINEAR] = xd_add(total[XD_LOSS_LINEAR], xd_add(sums[XD_LOSS_LINEAR], along));
+    if (f > 0.0) total[XD_LOSS_SOFT] = xd_add(total[XD_LOSS_SOFT], xd_mul(f, sums[XD_LOSS_SOFT]));
+    if (g > 0.0) total[XD_LOSS_TEACHER] = xd_add(total[XD_LOSS_TEACHER], xd_mul(g, sums[XD_LOSS_TEACHER]));
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    const double factor = reverse ? f : g, mass = sums[reverse ? XD_LOSS_SOFT : XD_LOSS_TEACHER];
+    if (a->divergence == XD_JSD || !(factor > 0.0)) return;
+    along = z;
+    if (a->divergence == XD_KL_FORWARD) along = xd_sub(teacher_shift, z);
+    if (reverse)
+        along = xd_sub(z, xd_sub(own[XD_LOSS_TEACHER_AT_ARG], ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature);
+    total[XD_LOSS_CROSS] =
+        xd_add(total[XD_LOSS_CROSS], xd_mul(factor, xd_add(sums[XD_LOSS_CROSS], xd_mul(mass, along))));
+}
+
+/* ---- the scalars of a row ---- */
+
+/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation
+ * when d is small. */
+XD_SCALAR void xd_log_ratios(double d, double beta, double *student, double *teacher) {
+    const double rest = xd_sub(1.0, beta);
+    if (fabs(d) < 1.0) {
+        *student = -log1p(xd_mul(beta, expm1(d)));
+        *teacher = -log1p(xd_mul(rest, expm1(-d)));
+    } else if (d > 0.0) {
+        *teacher = -log(xd_add(beta, xd_mul(rest, exp(-d))));
+        *student = xd_sub(*teacher, d);
+    } else {
+        *student = -log(xd_add(rest, xd_mul(beta, exp(d))));
+        *teacher = xd_add(*student, d);
+    }
+}
+
+XD_SCALAR void xd_loss_soft_scalars(const xd_loss_args *a, const double *total, xd_loss_row *row) {
+    const double top_gap = xd_sub(row->teacher_max, row->teacher_at_arg) / a->temperature;
+    const double soft = total[XD_LOSS_SOFT], teacher = total[XD_LOSS_TEACHER], cross = total[XD_LOSS_CROSS];
+    double unused;
+    row->soft_log = log(soft);
+    row->teacher_log = log(teacher);
+    switch (a->divergence) {
+    case XD_KL_FORWARD: row->soft = xd_add(cross / teacher, log(soft / teacher)); break;
+    case XD_SOFT_CE: row->soft = xd_sub(row->soft_log, cross / teacher); break;
+    case XD_KL_REVERSE:
+        row->mean = cross / soft;
+        row->soft = xd_add(row->mean, xd_add(log(teacher / soft), top_gap));
+        break;
+    default:
+        xd_log_ratios(xd_sub(xd_sub(-top_gap, row->teacher_log), -row->soft_log), a->beta, &row->top,
+                      &unused);
+        break;
+    }
+}
+
+XD_SCALAR void xd_loss_take_references(const double *ref, xd_loss_row *row) {
+    row->max = ref[XD_LOSS_MAX];
+    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    row->argmax = ref[XD_LOSS_ARG];
+}
+
+/* From the sums of the whole row, of `size` columns; its references are taken. */
+XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int64_t size, const double *total,
+                               xd_loss_row *row) {
+    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (hard) {
+        row->hard_log = log(total[XD_LOSS_HARD]);
+        row->hard = xd_mul(a->target_weight, xd_sub(row->hard_log, total[XD_LOSS_TARGET]));
+    }
+    if (hard && a->uniform_weight != 0.0) {
+        const double all = xd_sub(xd_mul((double)size, row->hard_log), total[XD_LOSS_LINEAR]);
+        row->hard = xd_add(row->hard, xd_mul(a->uniform_weight, all));
+    }
+    if (soft) xd_loss_soft_scalars(a, total, row);
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+        row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* A row with a finding has no loss. */
+XD_SCALAR void xd_loss_clear_finding(xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* JSD: from the two sums of mixture over the whole row. */
+XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, double student,
+                                       xd_loss_row *row) {
+    row->mean = student;
+    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_loss_clear_finding(row);
+}
+
+/* What a caller sees of a row, from its two losses and their weights. */
+XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
+    return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+}
+
+/* ---- the gradient at one column, whose logits are x and y ---- */
+
+/* d soft / d (x / tau). */
+XD_SCALAR double xd_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, double y) {
+    const double z = xd_sub(x, row->max) / a->temperature, s = xd_sub(z, row->soft_log), p = exp(s);
+    double student, teacher;
+    if (a->divergence == XD_KL_REVERSE) {
+        const double u = xd_sub(y, row->teacher_at_arg) / a->temperature;
+        return p > 0.0 ? xd_mul(p, xd_sub(xd_sub(z, u), row->mean)) : 0.0;
+    }
+    const double t = xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log);
+    if (a->divergence != XD_JSD) return xd_sub(p, exp(t));
+    if (p == 0.0) return 0.0;
+    xd_log_ratios(xd_sub(t, s), a->beta, &student, &teacher);
+    return xd_mul(xd_mul(p, xd_sub(1.0, a->beta)), xd_sub(xd_sub(student, row->top), row->mean));
+}
+
+/* With the weights of the losses; `target`: the column is the label's. */
+XD_SCALAR double xd_loss_hard_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, bool target) {
+    const double p = exp(xd_sub(xd_sub(x, row->max), row->hard_log));
+    return xd_mul(a->hard_weight, xd_sub(xd_sub(p, target ? a->target_weight : 0.0), a->uniform_weight));
+}
+
+/* What a row's scale multiplies. */
+XD_SCALAR double xd_loss_add_soft(const xd_loss_args *a, double hard, double soft) {
+    return xd_add(hard, xd_mul(a->soft_weight / a->temperature, soft));
+}
+
 /* >>kernel/topk */
 
 /* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
@@ -4435,6 +4605,130 @@ typedef struct xd_topk_kernels {
 /* The plain CPU implementation; the specification of the others. */
 XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
+/* >>kernel/topk_scalar */
+
+/* What top-k losses do to one entry and to the few numbers of a row, in double. s and t are the logarithms of an entry's
+ * probabilities, the student's and the teacher's. */
+
+/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
+XD_SCALAR double xd_topk_floor(void) {
+    return -expm1(-1e-7);
+}
+
+/* Adds one shard's sums, relative to its own maximum, to a side whose max is the row's. */
+XD_SCALAR void xd_topk_rescale(xd_topk_side *side, double temperature, double max, double outside,
+                               double entropy) {
+    const double shift = xd_sub(max, side->max) / temperature, f = exp(shift);
+    if (!(f > 0.0)) return;
+    side->outside = xd_add(side->outside, xd_mul(f, outside));
+    side->entropy = xd_add(side->entropy, xd_mul(f, xd_add(entropy, xd_mul(outside, shift))));
+}
+
+/* Where the student's probability is. */
+typedef struct xd_topk_masses {
+    double log;                           /* of its sum over all columns */
+    double inside;                        /* of the ids */
+    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
+    double tail;                          /* logarithm of the outside as an entry */
+    bool tail_flows;                      /* it has a gradient: its mass is above the floor */
+} xd_topk_masses;
+
+/* `inside`: sum over the ids of powers relative to side->max; `tail`: the outside is an entry of the divergence. */
+XD_SCALAR xd_topk_masses xd_topk_student_masses(double inside, const xd_topk_side *side, bool tail) {
+    const double total = xd_add(inside, side->outside);
+    xd_topk_masses m;
+    m.log = log(total);
+    m.inside = inside / total;
+    m.outside_mass = side->outside / total;
+    m.outside_entropy = xd_sub(side->entropy / total, xd_mul(m.log, m.outside_mass));
+    m.tail_flows = tail && m.outside_mass >= xd_topk_floor();
+    m.tail = log(tail && !m.tail_flows ? xd_topk_floor() : m.outside_mass);
+    return m;
+}
+
+/* The teacher's: from the logarithm of its sum over the ids, and its side (NULL: `whole` is given) at a temperature. */
+typedef struct xd_topk_teacher {
+    double whole; /* logarithm of its sum over all columns */
+    double mass;  /* of the ids */
+    double tail;  /* logarithm of the outside */
+} xd_topk_teacher;
+
+XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side *side, double temperature,
+                                                 double whole) {
+    xd_topk_teacher t;
+    double outside = 0.0;
+    t.whole = whole;
+    if (side) {
+        const double max = side->max / temperature, inside = exp(xd_sub(sum, max));
+        const double total = xd_add(inside, side->outside);
+        t.whole = xd_add(max, log(total));
+        outside = side->outside / total;
+    }
+    t.mass = exp(xd_sub(sum, t.whole));
+    if (!side) outside = -expm1(xd_sub(sum, t.whole));
+    t.tail = log(outside < xd_topk_floor() ? xd_topk_floor() : outside);
+    return t;
+}
+
+/* What beta is of a divergence: the forward and the reverse KL are its ends. */
+XD_SCALAR double xd_topk_beta(xd_divergence divergence, double beta) {
+    if (divergence == XD_KL_FORWARD) return 0.0;
+    return divergence == XD_KL_REVERSE ? 1.0 : beta;
+}
+
+/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: its part of the loss, and *gradient is added to. */
+XD_SCALAR double xd_topk_forward(double s, double t, double weight, double mass, double *gradient) {
+    const double q = exp(t);
+    *gradient = xd_add(*gradient, xd_mul(weight, xd_sub(xd_mul(exp(s), mass), q)));
+    return q > 0.0 ? xd_mul(xd_mul(weight, q), xd_sub(t, s)) : 0.0;
+}
+
+/* The gradient outside of the forward KL, whose entries have `mass`, the tail's `tail` among it when it flows. */
+XD_SCALAR double xd_topk_forward_outside(const xd_topk_masses *m, double weight, double mass, double tail) {
+    return xd_mul(weight, m->tail_flows ? xd_sub(mass, tail / m->outside_mass) : mass);
+}
+
+/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
+XD_SCALAR double xd_topk_ratio(double s, double t, double beta, double *loss) {
+    const double p = exp(s), q = exp(t), rest = xd_sub(1.0, beta);
+    double student, teacher;
+    *loss = 0.0;
+    if (beta == 1.0) {
+        if (p > 0.0) *loss = xd_mul(p, xd_sub(s, t));
+        return p > 0.0 ? xd_sub(s, t) : 0.0;
+    }
+    if (p == 0.0 && q == 0.0) return 0.0;
+    xd_log_ratios(xd_sub(t, s), beta, &student, &teacher);
+    if (q > 0.0) *loss = xd_mul(xd_mul(beta, q), teacher);
+    if (p > 0.0) *loss = xd_add(*loss, xd_mul(xd_mul(rest, p), student));
+    return p > 0.0 ? xd_mul(rest, student) : 0.0;
+}
+
+/* What the outside adds to the mean of r - offset, where its r is `outside`. */
+XD_SCALAR double xd_topk_outside_mean(const xd_topk_masses *m, double outside, double offset,
+                                      bool zero_outside) {
+    return xd_add(xd_mul(xd_sub(outside, offset), m->outside_mass), zero_outside ? m->outside_entropy : 0.0);
+}
+
+/* The gradient of an entry whose r it is. */
+XD_SCALAR double xd_topk_backward(double s, double weight, double r, double offset, double mean) {
+    return xd_mul(xd_mul(weight, exp(s)), xd_sub(xd_sub(r, offset), mean));
+}
+
+/* What the outside adds to a row when all that is outside counts, with the logarithm of its probability as e^-100. */
+XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_topk_row *row) {
+    row->entropy = xd_add(row->entropy, weight);
+    row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
+}
+
+XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, double max, xd_topk_row *row) {
+    row->max = max;
+    row->log = m->log;
+    row->student_mass = m->inside;
+    row->teacher_mass = teacher_mass;
+    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
 /* >>kernel/mft */
 
 /* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
@@ -4503,6 +4797,100 @@ typedef struct xd_mft_kernels {
 
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
+
+/* >>kernel/mft_scalar */
+
+/* What minimal fine-tuning and the cosine do to the few numbers of a row, in double; kernel/mft.h has the formulas. */
+
+/* A row whose loss is not finite has none. */
+XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
+ * threshold or, where the label is the favourite, until it has grown by that much. */
+XD_SCALAR double xd_mft_share(double favourite, double label, bool right, double threshold) {
+    if (!right)
+        return xd_add(xd_sub(favourite, label), threshold) /
+               xd_add(xd_sub(xd_add(1.0, favourite), label), 1e-7);
+    const double wanted = label > xd_sub(1.0, threshold) ? 1.0 : xd_add(label, threshold);
+    return xd_sub(wanted, favourite) / xd_add(xd_sub(1.0, favourite), 1e-7);
+}
+
+/* p ln p, 0 at 0. */
+XD_SCALAR double xd_mft_entropy(double p) {
+    return p > 0.0 ? xd_mul(p, log(p)) : 0.0;
+}
+
+/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
+ * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
+    const double max = row->max, log_sum = row->soft_log;
+    row->max = row->teacher_max;
+    row->teacher_max = max;
+    row->soft_log = fmax(row->teacher_log, 0.0);
+    row->teacher_log = fmax(log_sum, 0.0);
+}
+
+/* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
+ *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool right, xd_loss_row *row) {
+    const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
+    const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
+    const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
+                 rest = xd_sub(1.0, mu);
+    row->mean = mu;
+    row->soft = xd_add(xd_mul(rest, xd_sub(row->soft, xd_mft_entropy(label))),
+                       xd_mul(xd_mft_entropy(rest), xd_sub(1.0, label)));
+    row->soft = xd_add(row->soft, xd_mft_entropy(xd_add(xd_mul(rest, label), mu)));
+    row->soft = xd_sub(row->soft, xd_mul(mu, log_p));
+    xd_mft_judge(row);
+}
+
+/* A column's term and gradient, whose logits are x and y; `label`: it is the label's. */
+XD_SCALAR void xd_mft_column(const xd_mft_args *a, int64_t r, double x, double y, bool label, double *term,
+                             double *gradient) {
+    const xd_loss_row *row = a->row + r;
+    const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
+    const double log_t = xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log);
+    const double q = xd_add(xd_mul(xd_sub(1.0, row->mean), exp(log_t)), label ? row->mean : 0.0);
+    *term = q > 0.0 ? xd_mul(xd_mul(a->weight, q), xd_sub(log(q), log_p)) : 0.0;
+    *gradient = xd_mul(xd_mul(a->row_scale[r], a->weight) / a->temperature, xd_sub(exp(log_p), q));
+}
+
+/* ---- cosine ---- */
+
+/* The power of two above the largest magnitude of a side; false when it is not finite. */
+XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
+    *exponent = 0;
+    if (!isfinite(largest)) return false;
+    frexp(largest, exponent);
+    return true;
+}
+
+/* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
+XD_SCALAR void xd_cosine_row(const double *sums, const int *exponents, bool fits, xd_loss_row *row) {
+    const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
+    const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
+    row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);
+    row->teacher_max = ldexp(sqrt(sums[XD_COSINE_TEACHER]), y);
+    row->mean = both / xd_mul(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST));
+    row->soft = fits ? xd_sub(1.0, row->mean) : (double)NAN;
+    xd_mft_judge(row);
+}
+
+/* What x and y are multiplied by in the gradient, d cos / d x = (y/|y| - cos x/|x|) / |x|; nothing where x has no
+ * direction. */
+XD_SCALAR void xd_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = xd_mul(a->row_scale[r], a->weight);
+    *of_x = *of_y = 0.0;
+    if (row->max < XD_COSINE_LEAST) return;
+    *of_x = xd_mul(scale, row->mean) / row->max / row->max;
+    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
+}
 
 /* >>kernel/rows */
 
@@ -5516,6 +5904,61 @@ typedef struct xd_uld_kernels {
 
 /* The plain CPU implementation, the specification of the others. */
 XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+
+/* >>kernel/uld_scalar */
+
+/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = xd_mul(q, xd_sub(t, s));
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = xd_mul(p, xd_sub(s, t));
+        *slope = xd_add(xd_sub(s, t), 1.0);
+    } else {
+        xd_log_ratios(xd_sub(t, s), beta, &student, &teacher);
+        value = xd_add(xd_mul(xd_mul(beta, q), teacher), xd_mul(xd_mul(rest, p), student));
+        *slope = xd_mul(rest, student);
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+/* ---- estimates ---- */
+
+XD_SCALAR double xd_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+XD_SCALAR double xd_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
+    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
+    const double weight = a->weight ? (double)a->weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xd_estimate_value(a->kind, rho);
+    double slope = rho == free_rho ? xd_estimate_slope(a->kind, rho) : 0.0;
+    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
+        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value = xd_add(sum->value, xd_mul(weight, value));
+    if (a->values) a->values[i] = (float)value;
+    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+}
 
 /* >>kernel/kernels */
 
@@ -8210,10 +8653,6 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
  * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
 
-/* loss.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
- * they are close. */
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
-
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
@@ -8232,10 +8671,9 @@ typedef struct xdi_cosine_sums {
 /* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
-/* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
+/* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
 
 /* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
  * k, the last one falls out. Returns the new length. */
@@ -8666,26 +9104,11 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_references_rows, a);
 }
 
-/* Joins one shard's references to those of the shards before it. */
-static void xdi_loss_join_reference(double *ref, const double *shard) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins)
-        for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
-    if (broken) ref[XD_LOSS_MAX] = NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *ref) {
-    ref[XD_LOSS_MAX] = -INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a->shards; i++)
-        xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
+        xd_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
@@ -8820,38 +9243,13 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
-static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
-                             int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
-    const double f = exp(shift / a->temperature), g = exp(teacher_shift);
-    const double z = shift / a->temperature;
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] +=
-        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a->divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a->divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a->divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
-    }
-}
-
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
     for (int i = 0; i < a->shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
+        xd_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
         const bool owner =
             xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
         if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -8859,48 +9257,10 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
-    const double d = t - s;
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a->temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a->divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
-        break;
-    }
-}
-
 static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
     double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
     xdi_loss_whole_reference(a, r, ref);
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     if (a->labels && (a->labels[r] < 0 || a->labels[r] >= a->offsets[a->shards])) {
         row->finding = (int)XD_ROW_LABEL;
         return;
@@ -8909,24 +9269,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         xdi_loss_total_fixed(a, r, total, row);
     else
         xdi_loss_total_plain(a, r, ref, total);
-    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a->uniform_weight != 0.0)
-            row->hard +=
-                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static void xdi_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(a, xdi_loss_has_hard(a), xdi_loss_has_soft(a), a->offsets[a->shards], total, row);
 }
 
 static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
@@ -8936,18 +9279,9 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xdi_loss_clear_finding(row);
+        xd_loss_clear_finding(row);
     }
     return XD_OK;
-}
-
-/* The student's and the teacher's log-probability at one column. */
-static inline double xdi_loss_student_log(const xd_loss_args *a, const xd_loss_row *row, double x) {
-    return (x - row->max) / a->temperature - row->soft_log;
-}
-
-static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_row *row, double y) {
-    return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
 XDI_SIMD_AS_WRITTEN
@@ -8967,7 +9301,7 @@ XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64
         }
         const double p = exp(s), q = exp(t);
         if (p == 0.0 && q == 0.0) continue;
-        xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
+        xd_log_ratios(t - s, a->beta, &student, &teacher);
         if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
         if (p > 0.0) xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, p * (student - row->top));
     }
@@ -9029,42 +9363,17 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        row->mean = xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE);
-        row->soft = a->beta * xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE) +
-                    (1.0 - a->beta) * (row->mean + row->top);
-        if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-        xdi_loss_clear_finding(row);
+        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+                                xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;
-}
-
-/* d soft / d (x / tau) at one column. */
-static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
-                                            double y) {
-    const double s = xdi_loss_student_log(a, row, x);
-    double student, teacher;
-    if (a->divergence == XD_KL_REVERSE) {
-        const double p = exp(s);
-        const double u = (y - row->teacher_at_arg) / a->temperature;
-        return p > 0.0 ? p * (((x - row->max) / a->temperature - u) - row->mean) : 0.0;
-    }
-    const double t = xdi_loss_teacher_log(a, row, y);
-    if (a->divergence != XD_JSD) return exp(s) - exp(t);
-    const double p = exp(s);
-    if (p == 0.0) return 0.0;
-    xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
-    return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
 }
 
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
     const xd_loss_row *row = a->row + r;
     double g = 0.0;
-    if (xdi_loss_has_hard(a)) {
-        const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == a->labels[r] - a->offsets[a->shard];
-        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
-    }
-    if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    if (xdi_loss_has_hard(a)) g = xd_loss_hard_gradient(a, row, x, c == a->labels[r] - a->offsets[a->shard]);
+    if (xdi_loss_has_soft(a)) g = xd_loss_add_soft(a, g, xd_loss_soft_gradient(a, row, x, y));
     return a->row_scale[r] * g;
 }
 
@@ -9250,10 +9559,8 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
     for (int i = 0; i < a->shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
-        const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
-        if (!(f > 0.0)) continue;
-        side->outside += f * part[XD_TOPK_OUTSIDE];
-        side->entropy += f * (part[XD_TOPK_ENTROPY] + part[XD_TOPK_OUTSIDE] * shift);
+        xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
+                        part[XD_TOPK_ENTROPY]);
     }
 }
 
@@ -9297,17 +9604,10 @@ typedef struct xdi_topk_entries {
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    bool tail; /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 } xdi_topk_entries;
-
-/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
-static double xdi_topk_floor(void) {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
  * entries. */
@@ -9336,69 +9636,38 @@ static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_
     double inside = 0.0;
     for (int64_t j = 0; j < a->k; j++)
         if (e->ids[j] >= 0) inside += exp((values[j] - side->max) / a->temperature);
-    const double total = inside + side->outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side->outside / total;
-    e->outside_entropy = side->entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, side, e->tail);
     if (a->mode == XD_TOPK_RENORMALISE) {
         xdi_topk_normalise(values, e->ids, a->k, a->temperature, e->s);
     } else {
         for (int64_t j = 0; j < a->k; j++)
-            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->log : -INFINITY;
+            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->at.log : -INFINITY;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_topk_floor();
-    e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
+    e->s[a->k] = e->at.tail;
 }
 
 static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a->teacher_side) {
-        const xd_topk_side *side = a->teacher_side + r;
-        const double inside = exp(sum - side->max / tau);
-        whole = side->max / tau + log(inside + side->outside);
-        outside = side->outside / (inside + side->outside);
-    } else if (a->teacher_log) {
-        whole = (double)a->teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a->teacher_side ? a->teacher_side + r : NULL, tau,
+                               !a->teacher_side && a->teacher_log ? (double)a->teacher_log[r] : 0.0);
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
-        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
-    e->teacher_mass = exp(sum - whole);
-    if (!a->teacher_side) outside = -expm1(sum - whole);
-    e->t[a->k] = log(outside < xdi_topk_floor() ? xdi_topk_floor() : outside);
+        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - teacher.whole : -INFINITY;
+    e->teacher_mass = teacher.mass;
+    e->t[a->k] = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *row) {
     const int64_t n = e->k + (e->tail ? 1 : 0);
     double mass = xdi_topk_mass(e->t, e->ids, e->k);
-    if (e->tail_flows) mass += exp(e->t[e->k]);
-    for (int64_t j = 0; j < n; j++) {
-        if (j < e->k && e->ids[j] < 0) continue;
-        const double t = exp(e->t[j]);
-        if (t > 0.0) row->loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->outside += weight * (e->tail_flows ? mass - exp(e->t[e->k]) / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, double *loss) {
-    const double p = exp(e->s[j]), q = exp(e->t[j]);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (e->s[j] - e->t[j]);
-        return p > 0.0 ? e->s[j] - e->t[j] : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_loss_log_ratios(e->s[j], e->t[j], beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    if (e->at.tail_flows) mass += exp(e->t[e->k]);
+    for (int64_t j = 0; j < n; j++)
+        if (j == e->k || e->ids[j] >= 0)
+            row->loss += xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]);
+    row->outside += xd_topk_forward_outside(&e->at, weight, mass, exp(e->t[e->k]));
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
@@ -9407,40 +9676,36 @@ static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, 
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
-    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->at.outside_mass, mean;
     if (e->tail) {
-        const double r = xdi_topk_ratio(e, e->k, beta, &loss);
+        const double r = xd_topk_ratio(e->s[e->k], e->t[e->k], beta, &loss);
         row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        if (e->at.tail_flows) offset = outside = r + one;
     }
     if (renormalised) most = -1.0;
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0 || !(exp(e->s[j]) > most)) continue;
         most = exp(e->s[j]);
-        offset = xdi_topk_ratio(e, j, beta, &loss) + one;
+        offset = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
     }
-    mean =
-        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    mean = renormalised ? 0.0 : xd_topk_outside_mean(&e->at, outside, offset, zero_outside);
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0) continue;
-        const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
         row->loss += weight * loss;
         if (e->s[j] > -INFINITY) mean += exp(e->s[j]) * (r - offset);
     }
     for (int64_t j = 0; j < e->k; j++)
         if (e->ids[j] >= 0)
-            e->g[j] += weight * exp(e->s[j]) * (xdi_topk_ratio(e, j, beta, &loss) + one - offset - mean);
+            e->g[j] += xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one,
+                                        offset, mean);
     row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a->beta;
-    if (a->divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a->divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a->divergence, a->beta);
     xdi_topk_student_entries(a, r, e);
     xdi_topk_teacher_entries(a, r, e);
     if (a->divergence == XD_JSD) {
@@ -9450,11 +9715,7 @@ static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_e
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a->side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
@@ -9714,7 +9975,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
-        a->row_loss[r] = (float)(a->hard_weight * v.hard + a->soft_weight * v.soft);
+        a->row_loss[r] = (float)xd_loss_of_row(a->hard_weight, v.hard, a->soft_weight, v.soft);
     }
     if (a->student_mass) a->student_mass[r] = (float)a->topk_rows[r].student_mass;
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
@@ -10987,26 +11248,6 @@ static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a)
 
 /* ---- compare ---- */
 
-/* A term of the generalised JSD of probabilities, and its derivative by u. */
-static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double s = log(p), t = log(q);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * (t - s);
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = p * (s - t);
-        *slope = s - t + 1.0;
-    } else {
-        xdi_loss_log_ratios(s, t, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
 /* The probability of a record's logit in the base row, times the factor. */
 static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
     const xd_uld_rows *side = &a->side[which];
@@ -11041,7 +11282,7 @@ static void xdi_cpu_uld_matched(const xd_uld_args *a, xd_uld_chunk *chunk, float
         const double v = chunk->factor[XD_ULD_TEACHER] *
                          xdi_cpu_uld_probability(&a->side[XD_ULD_TEACHER], chunk->base[XD_ULD_TEACHER], t);
         double d;
-        chunk->matched += xdi_cpu_jsd_entry(u, v, a->beta, &d);
+        chunk->matched += xd_jsd_entry(u, v, a->beta, &d);
         if (!slope) continue;
         slope[s] = (float)(a->matched_weight * d);
         *mean += a->matched_weight * d * u;
@@ -11133,8 +11374,8 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
     for (int64_t r = 0; r < a->student.rows; r++)
         for (int64_t c = 0; c < a->student.cols; c++) {
             double slope;
-            sum += xdi_cpu_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c),
-                                     a->beta, &slope);
+            sum += xd_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c), a->beta,
+                                &slope);
             if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, slope / a->denominator);
         }
     a->out->value = sum;
@@ -11144,41 +11385,10 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
 
 /* ---- estimates ---- */
 
-static double xdi_cpu_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-/* With respect to the student's log-probability, of which rho is minus. */
-static double xdi_cpu_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* Adds element i to the sum. */
-static void xdi_cpu_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a->reference[i] - (double)a->logprobs[i];
-    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
-    const double weight = a->weight ? (double)a->weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cpu_estimate_value(a->kind, rho);
-    double slope = rho == free_rho ? xdi_cpu_estimate_slope(a->kind, rho) : 0.0;
-    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
-        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)(weight * slope);
-}
-
 static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
     xd_uld_sum sum = { 0.0, -1 };
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xdi_cpu_estimate_one(a, i, &sum);
+    for (int64_t i = 0; i < a->count; i++) xd_estimate_one(a, i, &sum);
     *a->out = sum;
     return XD_OK;
 }
@@ -11210,13 +11420,6 @@ static double xdi_mft_side(const xd_mft_args *a, int shard, int64_t r, int side)
     return a->all_sides[(shard * a->student.rows + r) * XD_MFT_SIDES + side];
 }
 
-/* A row whose loss is not finite has none. */
-static void xdi_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
 static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
     for (int64_t c = column; x->data && c < x->cols; c++) xdi_loss_store(x, r, c, 0.0);
 }
@@ -11243,49 +11446,16 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     return XD_OK;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
-static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-/* p ln p, 0 at 0. */
-static double xdi_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
-static void xdi_mft_change_sides(xd_loss_row *row) {
-    const double max = row->max, log_sum = row->soft_log;
-    row->max = row->teacher_max;
-    row->teacher_max = max;
-    row->soft_log = fmax(row->teacher_log, 0.0);
-    row->teacher_log = fmax(log_sum, 0.0);
-}
-
-/* With l the label, sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu)
- *                                   + q_l ln q_l - mu ln p_l. */
 static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     xd_loss_row *row = a->row + r;
     double x = 0.0, y = 0.0;
-    xdi_mft_change_sides(row);
+    xd_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
     for (int i = 0; i < a->shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
-                xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
-                mu * log_p;
-    xdi_mft_judge(row);
+    xd_mft_correct(a, x, y, row->argmax == (double)a->labels[r], row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -11296,14 +11466,10 @@ static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args 
 }
 
 XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y) {
-    const xd_loss_row *row = a->row + r;
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->begin == a->labels[r];
-    const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
-    if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
-    if (a->gradient.data)
-        xdi_loss_store(&a->gradient, r, c, a->row_scale[r] * a->weight / a->temperature * (exp(log_p) - q));
+    double term, gradient;
+    xd_mft_column(a, r, x, y, c + a->begin == a->labels[r], &term, &gradient);
+    if (a->terms.data) xdi_loss_store(&a->terms, r, c, term);
+    if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, gradient);
 }
 
 XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns) {
@@ -11352,11 +11518,8 @@ static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -11427,16 +11590,12 @@ static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
 }
 
 static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
-    xd_loss_row *row = a->row + r;
-    int x_exponent, y_exponent;
-    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cosine_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean = both / (fmax(row->max, XD_COSINE_LEAST) * fmax(row->teacher_max, XD_COSINE_LEAST));
-    row->soft = x_fits && y_fits ? 1.0 - row->mean : NAN;
-    xdi_mft_judge(row);
+    int exponents[XD_MFT_SIDES];
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
@@ -11448,16 +11607,6 @@ static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *
     return XD_OK;
 }
 
-/* d cos / d x = (y/|y| - cos x/|x|) / |x|, and nothing where x has no direction. */
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
-    const xd_loss_row *row = a->row + r;
-    const double scale = a->row_scale[r] * a->weight;
-    *of_x = *of_y = 0.0;
-    if (row->max < XD_COSINE_LEAST) return;
-    *of_x = scale * row->mean / row->max / row->max;
-    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
-}
-
 /* As written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
 static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -11467,7 +11616,7 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         for (int64_t c = 0; c < columns; c++) {
             const double from_x = of_x * xdi_loss_load(&a->student, r, c);
             const double from_y = of_y * xdi_loss_load(&a->teacher, r, c);
@@ -16376,7 +16525,7 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
                       xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
     }
@@ -42433,4 +42582,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7c8e61dfc3b54e8b0148d73a25f3363b115acf46829cae5f7e1ca2da1fda4aaa */
+/* xdistill sha256 178bd03a63115b802afef48c02104c7d056165b19bcb80707cf4c2575a29e1f4 */

@@ -2831,33 +2831,11 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
     })
 }
 
-static __device__ inline void xdi_cuda_loss_no_reference(double *ref) {
-    ref[XD_LOSS_MAX] = -(double)INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
-}
-
-/* Adds the next shard's references to those of the shards before it. */
-static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, double *ref) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins) {
-        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
-        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
-        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
-    }
-    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
-    xdi_cuda_loss_no_reference(ref);
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a.shards; i++)
-        xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
+        xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 /* One thread a row. */
@@ -2936,7 +2914,7 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
     const float e = w.hard || w.shared ? xdi_cuda_exp_of(dx, w.hard_factor) : 0.0f;
     if (w.hard) xdi_cuda_loss_add_power(sums, XD_LOSS_HARD, e, dx);
     if (w.hard && w.uniform)
-        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : (double)x - (double)w.max);
+        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : xd_sub((double)x, (double)w.max));
     if (!w.soft) return;
     const float dy = xdi_cuda_minus(y, w.teacher_max);
     const float e_s = w.shared ? e : xdi_cuda_exp_of(dx, w.soft_factor);
@@ -2971,7 +2949,7 @@ static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int6
     const int64_t target = a.labels[r] - a.begin;
     if (target < 0 || target >= a.end - a.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
-    return max == -(double)INFINITY ? -(double)INFINITY : x - max;
+    return max == -(double)INFINITY ? -(double)INFINITY : xd_sub(x, max);
 }
 
 static __device__ inline void xdi_cuda_loss_put(void *to,
@@ -3049,30 +3027,6 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor
- * is 0 has nothing to add, and its sums may be infinite. */
-static __device__ void xdi_cuda_loss_rescale(const xd_loss_args &a, const double *ref, const double *own,
-                                             const double *sums, int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double z = shift / a.temperature;
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a.temperature;
-    const double f = exp(z), g = exp(teacher_shift);
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a.uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a.divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a.divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a.divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a.temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
-    }
-}
-
 static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t r, const double *ref,
                                                  double *total) {
     const double *all = static_cast<const double *>(a.all_sums);
@@ -3081,79 +3035,22 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
         const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
-        xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
+        xd_loss_rescale(&a, ref, own, sums, end - begin, total);
         const bool owner = xdi_cuda_loss_has_hard(a) && a.labels[r] >= begin && a.labels[r] < end;
         if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation when d
- * is small: xdi_loss_log_ratios. */
-static __device__ inline void xdi_cuda_loss_log_ratios(double d, double beta, double *student,
-                                                       double *teacher) {
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static __device__ void xdi_cuda_loss_combine_soft(const xd_loss_args &a, const double *total,
-                                                  xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a.temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a.divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_cuda_loss_log_ratios(row->soft_log - row->teacher_log - top_gap, a.beta, &row->top, &unused);
-        break;
-    }
-}
-
 /* The scalars of a row from the references and sums of all of it. */
 static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64_t r, const double *ref,
                                                     const double *total, xd_loss_row *row) {
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     if (a.labels && (a.labels[r] < 0 || a.labels[r] >= a.size)) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
-    if (!a.fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_cuda_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a.uniform_weight != 0.0)
-            row->hard += a.uniform_weight * ((double)a.size * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static __device__ inline void xdi_cuda_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(&a, xdi_cuda_loss_has_hard(a), xdi_cuda_loss_has_soft(a), a.size, total, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -3170,7 +3067,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
     }
     a.row[r] = row;
 }
@@ -3206,7 +3103,7 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xdi_cuda_loss_log_ratios in f32, every step rounded by itself. */
+/* xd_log_ratios in f32, every step rounded by itself. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
     const float rest = __fsub_rn(1.0f, beta);
@@ -3298,20 +3195,12 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
     return a.fixed ? xd_fixed_read(exact) : total;
 }
 
-static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
-                                                            double student, xd_loss_row *row) {
-    row->mean = student;
-    row->soft = a.beta * teacher + (1.0 - a.beta) * (student + row->top);
-    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xdi_cuda_loss_clear_finding(row);
-}
-
 /* One thread a row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xdi_cuda_loss_mixture_scalars(a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 
@@ -3384,24 +3273,12 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
 static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
                                                           const xd_loss_row &row,
                                                           const xdi_cuda_loss_column &column) {
-    const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
-    double g = 0.0, soft = 0.0, student, teacher;
-    if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.begin == a.labels[r];
-        g = a.hard_weight *
-            (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
-    }
-    if (!xdi_cuda_loss_has_soft(a)) return a.row_scale[r] * g;
-    const double t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    if (a.divergence == XD_KL_REVERSE) {
-        if (p > 0.0) soft = p * (z - (column.y - row.teacher_at_arg) / a.temperature - row.mean);
-    } else if (a.divergence != XD_JSD) {
-        soft = exp(s) - exp(t);
-    } else if (p > 0.0) {
-        xdi_cuda_loss_log_ratios(t - s, a.beta, &student, &teacher);
-        soft = p * (1.0 - a.beta) * ((student - row.top) - row.mean);
-    }
-    return a.row_scale[r] * (g + a.soft_weight / a.temperature * soft);
+    double g = 0.0;
+    if (xdi_cuda_loss_has_hard(a))
+        g = xd_loss_hard_gradient(&a, &row, column.x, column.at + a.begin == a.labels[r]);
+    if (xdi_cuda_loss_has_soft(a))
+        g = xd_loss_add_soft(&a, g, xd_loss_soft_gradient(&a, &row, column.x, column.y));
+    return xd_mul(a.row_scale[r], g);
 }
 
 template <typename X, typename Y, int TEAM>
@@ -3579,7 +3456,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xd_loss_row row;
         memset(&row, 0, sizeof row);
         if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -3589,7 +3466,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xdi_cuda_loss_mixture_scalars(a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }
@@ -3900,19 +3777,19 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS],
                                                        xd_loss_row *row) {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
-    xdi_cuda_loss_no_reference(ref);
-    for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
+    xd_loss_no_reference(ref);
+    for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
         const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
-        xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
+        xd_loss_rescale(&a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xdi_cuda_loss_clear_finding(row);
+    xd_loss_clear_finding(row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
@@ -3941,7 +3818,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xdi_cuda_loss_mixture_scalars(a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();
@@ -4325,7 +4202,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
 
 static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
                                                  const xdi_cuda_rows_value &v) {
-    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.row_loss) a.row_loss[r] = (float)xd_loss_of_row(a.hard_weight, v.hard, a.soft_weight, v.soft);
     if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
@@ -4334,7 +4211,7 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
                                                     xdi_cuda_rows_findings *found) {
-    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const double weight = xdi_cuda_rows_weight(a, r), scale = xd_mul(weight, *a.factor);
     const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
     xdi_cuda_rows_show(a, r, v);
     if (!xdi_cuda_rows_counts(a.positions, r)) return;
@@ -4533,13 +4410,6 @@ static __device__ inline double xdi_cuda_mft_side(const xd_mft_args &a, int shar
     return a.all_sides[(shard * a.student.rows + r) * XD_MFT_SIDES + side];
 }
 
-/* A row whose loss is not finite has none. */
-static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
 /* ---- at_label and correct: one thread a row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
@@ -4558,45 +4428,21 @@ static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_arg
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
 }
 
-static __device__ inline double xdi_cuda_mft_share(double favourite, double label, bool right,
-                                                   double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-static __device__ inline double xdi_cuda_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
     for (int i = 0; i < a.shards; i++) {
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a.temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)a.labels[r], a.threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
-                xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
-                xdi_cuda_mft_entropy((1.0 - mu) * label + mu) - mu * log_p;
-    xdi_cuda_mft_judge(row);
+    xd_mft_correct(&a, x, y, row->argmax == (double)a.labels[r], row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0) return;
-    const xd_loss_row exchanged = a.row[r];
-    xd_loss_row row = exchanged;
-    row.max = exchanged.teacher_max;
-    row.teacher_max = exchanged.max;
-    row.soft_log = fmax(exchanged.teacher_log, 0.0);
-    row.teacher_log = fmax(exchanged.soft_log, 0.0);
+    xd_loss_row row = a.row[r];
+    xd_mft_change_sides(&row);
     if (row.finding == (int)XD_ROW_FINE) xdi_cuda_mft_correct_row(a, r, &row);
     a.row[r] = row;
 }
@@ -4664,19 +4510,12 @@ static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft
     return column;
 }
 
-/* xdi_mft_write_at of kernel/cpu/mft.c. */
 static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
                                              const xdi_cuda_mft_column &column) {
-    const xd_loss_row &row = a.row[r];
-    const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
-    const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.begin == a.labels[r];
-    const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
-    if (a.terms.data)
-        xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
-    if (a.gradient.data)
-        xdi_cuda_set_element(a.gradient, r, column.at,
-                             (float)(a.row_scale[r] * a.weight / a.temperature * (exp(log_p) - q)));
+    double term, gradient;
+    xd_mft_column(&a, r, column.x, column.y, column.at + a.begin == a.labels[r], &term, &gradient);
+    if (a.terms.data) xdi_cuda_set_element(a.terms, r, column.at, (float)term);
+    if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, column.at, (float)gradient);
 }
 
 /* A thread writes the eight columns that it has read. */
@@ -4761,15 +4600,11 @@ static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args
     })
 }
 
-/* xdi_cosine_exponent of kernel/cpu/mft.c. */
 static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
                                                     int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a.fixed && i < a.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 template <bool FIXED, int TEAM>
@@ -4782,10 +4617,10 @@ static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, in
         const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const double p = (double)x.at[i] * x_scale, q = (double)y.at[i] * y_scale;
-            sums->add_wide(XD_COSINE_STUDENT, __dmul_rn(p, p));
-            sums->add_wide(XD_COSINE_TEACHER, __dmul_rn(q, q));
-            sums->add_wide(XD_COSINE_BOTH, __dmul_rn(p, q));
+            const double p = xd_mul((double)x.at[i], x_scale), q = xd_mul((double)y.at[i], y_scale);
+            sums->add_wide(XD_COSINE_STUDENT, xd_mul(p, p));
+            sums->add_wide(XD_COSINE_TEACHER, xd_mul(q, q));
+            sums->add_wide(XD_COSINE_BOTH, xd_mul(p, q));
         }
     }
 }
@@ -4834,26 +4669,21 @@ static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int
     for (int i = 0; i < a.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
         if (a.fixed) {
-            exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
-            exact.low += static_cast<const xd_fixed *>(a.all_sums)[at].low;
+            xd_fixed_join(&exact, static_cast<const xd_fixed *>(a.all_sums)[at]);
         } else {
-            total += static_cast<const double *>(a.all_sums)[at];
+            total = xd_add(total, static_cast<const double *>(a.all_sums)[at]);
         }
     }
     return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
-    int x_exponent = 0, y_exponent = 0;
-    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cuda_mft_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean =
-        __ddiv_rn(both, __dmul_rn(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST)));
-    row->soft = x_fits && y_fits ? __dsub_rn(1.0, row->mean) : (double)NAN;
-    xdi_cuda_mft_judge(row);
+    int exponents[XD_MFT_SIDES] = { 0, 0 };
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -4874,24 +4704,13 @@ static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args 
 
 /* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
 
-/* xdi_cosine_slope of kernel/cpu/mft.c. */
-static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
-                                                 double *of_y) {
-    const xd_loss_row &row = a.row[r];
-    const double scale = __dmul_rn(a.row_scale[r], a.weight);
-    *of_x = *of_y = 0.0;
-    if (row.max < XD_COSINE_LEAST) return;
-    *of_x = __ddiv_rn(__ddiv_rn(__dmul_rn(scale, row.mean), row.max), row.max);
-    *of_y = __ddiv_rn(__ddiv_rn(-scale, row.max), fmax(row.teacher_max, XD_COSINE_LEAST));
-}
-
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.end - a.begin : 0, width = a.gradient.cols;
     double of_x, of_y;
-    xdi_cuda_mft_slope(a, r, &of_x, &of_y);
+    xd_cosine_slope(&a, r, &of_x, &of_y);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
         xdi_cuda_eight g = {};
         if (c < columns) {
@@ -4900,7 +4719,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++)
                 g.at[i] =
-                    (float)__dadd_rn(__dmul_rn(of_x, (double)x.at[i]), __dmul_rn(of_y, (double)y.at[i]));
+                    (float)xd_add(xd_mul(of_x, (double)x.at[i]), xd_mul(of_y, (double)y.at[i]));
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
@@ -5370,12 +5189,9 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (max > side->max) side->max = max;
     }
     for (int i = 0; i < a.shards; i++) {
-        const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
-                     f = exp(shift);
-        const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
-        if (!(f > 0.0)) continue;
-        side->outside += f * outside;
-        side->entropy += f * (xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY) + outside * shift);
+        xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY));
     }
 }
 
@@ -5427,22 +5243,15 @@ struct xdi_cuda_topk_entries {
     double *g;     /* [k] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double tail_s, tail_t;                /* logarithms of the tail */
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    double tail_t; /* logarithm of the teacher's tail */
+    bool tail;     /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 };
 
 #define XDI_CUDA_TOPK_EACH(e, j)                                                            \
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
         if ((e)->ids[j] >= 0)
-
-/* Smallest tail: 1 - e^-1e-7. */
-static __device__ inline double xdi_cuda_topk_floor() {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
 static __device__ inline double xdi_cuda_topk_normalise(const xdi_cuda_topk_entries *e, const double *values,
@@ -5469,18 +5278,12 @@ static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &
     double inside = 0.0;
     XDI_CUDA_TOPK_EACH(e, j) inside += exp((values[j] - side.max) / a.temperature);
     inside = xdi_cuda_warp_sum(inside);
-    const double total = inside + side.outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side.outside / total;
-    e->outside_entropy = side.entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, &side, e->tail);
     if (a.mode == XD_TOPK_RENORMALISE) {
         xdi_cuda_topk_normalise(e, values, a.temperature, e->s);
     } else {
-        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->log;
+        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->at.log;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_cuda_topk_floor();
-    e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
 }
 
 static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &a, int64_t r,
@@ -5488,53 +5291,27 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &
     const double *values = a.teacher_values + r * a.k;
     const double tau = a.teacher_temperature;
     const double sum = xdi_cuda_topk_normalise(e, values, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a.teacher_side) {
-        const xd_topk_side side = a.teacher_side[r];
-        const double inside = exp(sum - side.max / tau);
-        whole = side.max / tau + log(inside + side.outside);
-        outside = side.outside / (inside + side.outside);
-    } else if (a.teacher_log) {
-        whole = (double)a.teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a.teacher_side ? a.teacher_side + r : nullptr, tau,
+                               !a.teacher_side && a.teacher_log ? (double)a.teacher_log[r] : 0.0);
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
-        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
+        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - teacher.whole;
     }
-    e->teacher_mass = exp(sum - whole);
-    if (!a.teacher_side) outside = -expm1(sum - whole);
-    e->tail_t = log(outside < xdi_cuda_topk_floor() ? xdi_cuda_topk_floor() : outside);
+    e->teacher_mass = teacher.mass;
+    e->tail_t = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, double weight,
                                                     xd_topk_row *row) {
     double mass = xdi_cuda_topk_mass(e, e->t), loss = 0.0;
-    const double tail = exp(e->tail_t);
-    if (e->tail_flows) mass += tail;
-    XDI_CUDA_TOPK_EACH(e, j) {
-        const double t = exp(e->t[j]);
-        if (t > 0.0) loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->loss += xdi_cuda_warp_sum(loss);
-    if (e->tail && tail > 0.0) row->loss += weight * tail * (e->tail_t - e->tail_s);
-    row->outside += weight * (e->tail_flows ? mass - tail / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static __device__ inline double xdi_cuda_topk_ratio(double s, double t, double beta, double *loss) {
-    const double p = exp(s), q = exp(t);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (s - t);
-        return p > 0.0 ? s - t : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_cuda_loss_log_ratios(t - s, beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    double at_tail = 0.0; /* the tail's gradient is that of the outside */
+    if (e->at.tail_flows) mass = xd_add(mass, exp(e->tail_t));
+    XDI_CUDA_TOPK_EACH(e, j) loss = xd_add(loss, xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]));
+    row->loss = xd_add(row->loss, xdi_cuda_warp_sum(loss));
+    if (e->tail)
+        row->loss = xd_add(row->loss, xd_topk_forward(e->at.tail, e->tail_t, weight, mass, &at_tail));
+    row->outside = xd_add(row->outside, xd_topk_forward_outside(&e->at, weight, mass, exp(e->tail_t)));
 }
 
 /* The entry with most mass, the lowest among equals. */
@@ -5556,11 +5333,11 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
     double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, mean = 0.0, losses = 0.0;
     if (e->tail) {
-        const double r = xdi_cuda_topk_ratio(e->tail_s, e->tail_t, beta, &loss);
-        row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        const double r = xd_topk_ratio(e->at.tail, e->tail_t, beta, &loss);
+        row->loss = xd_add(row->loss, xd_mul(weight, loss));
+        if (e->at.tail_flows) offset = outside = r + one;
     }
-    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->outside_mass, INT64_MAX };
+    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->at.outside_mass, INT64_MAX };
     XDI_CUDA_TOPK_EACH(e, j) {
         const double mass = exp(e->s[j]);
         if (!(mass > most.mass)) continue;
@@ -5568,31 +5345,27 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
         most.j = j;
     }
     most = xdi_cuda_warp_reduce(most, xdi_cuda_topk_most_join());
-    if (most.j != INT64_MAX) offset = xdi_cuda_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
+    if (most.j != INT64_MAX) offset = xd_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
     XDI_CUDA_TOPK_EACH(e, j) {
-        const double r = xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
-        losses += weight * loss;
-        if (e->s[j] > -(double)INFINITY) mean += exp(e->s[j]) * (r - offset);
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
+        losses = xd_add(losses, xd_mul(weight, loss));
+        if (e->s[j] > -(double)INFINITY) mean = xd_add(mean, xd_mul(exp(e->s[j]), xd_sub(r, offset)));
     }
     row->loss += xdi_cuda_warp_sum(losses);
     mean = xdi_cuda_warp_sum(mean);
     if (!renormalised)
-        mean += (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+        mean = xd_add(mean, xd_topk_outside_mean(&e->at, outside, offset, zero_outside));
     XDI_CUDA_TOPK_EACH(e, j)
-    e->g[j] +=
-        weight * exp(e->s[j]) * (xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one - offset - mean);
-    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    e->g[j] = xd_add(e->g[j], xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one, offset, mean));
+    if (!renormalised)
+        row->outside = xd_add(row->outside, xd_mul(weight, xd_sub(xd_sub(outside, offset), mean)));
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a, int64_t r,
                                                            xdi_cuda_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a.beta;
-    if (a.divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a.divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
     __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
@@ -5603,11 +5376,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a.side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
@@ -7622,26 +7391,6 @@ static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a
 enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
 typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
 
-/* xdi_cpu_jsd_entry */
-static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double difference = log(q) - log(p);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * difference;
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = -p * difference;
-        *slope = 1.0 - difference;
-    } else {
-        xdi_cuda_loss_log_ratios(difference, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
 /* What a block needs to know of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
@@ -7677,7 +7426,7 @@ struct xdi_cuda_uld_pair {
         const double v =
             teacher(xdi_cuda_element(a.side[XD_ULD_TEACHER].logits, chunk.base[XD_ULD_TEACHER], t));
         double d;
-        sums->add_wide(XDI_CUDA_ULD_MATCHED, xdi_cuda_jsd_entry(u, v, a.beta, &d));
+        sums->add_wide(XDI_CUDA_ULD_MATCHED, xd_jsd_entry(u, v, a.beta, &d));
         if (!slope) return;
         slope[s] = (float)(a.matched_weight * d);
         sums->add_wide(XDI_CUDA_ULD_MEAN, a.matched_weight * d * u);
@@ -7807,7 +7556,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
          i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
         const int64_t r = i / a.student.cols, c = i % a.student.cols;
         double slope;
-        mine.value += xdi_cuda_jsd_entry((double)xdi_cuda_element(a.student, r, c),
+        mine.value += xd_jsd_entry((double)xdi_cuda_element(a.student, r, c),
                                          (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
         if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
     }
@@ -7823,41 +7572,11 @@ static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
                            blocks);
 }
 
-static __device__ inline double xdi_cuda_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-static __device__ inline double xdi_cuda_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* xdi_cpu_estimate_one */
-static __device__ inline void xdi_cuda_estimate_one(const xd_estimate_args &a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a.reference[i] - (double)a.logprobs[i];
-    const double rho = fmax(-a.input_clamp, fmin(a.input_clamp, free_rho));
-    const double weight = a.weight ? (double)a.weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cuda_estimate_value(a.kind, rho);
-    double slope = rho == free_rho ? xdi_cuda_estimate_slope(a.kind, rho) : 0.0;
-    if (a.output_clamp != 0.0 && fabs(value) > a.output_clamp) {
-        value = value > 0.0 ? a.output_clamp : -a.output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a.values) a.values[i] = (float)value;
-    if (a.gradient) a.gradient[i] = (float)(weight * slope);
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
     xd_uld_sum mine = { 0.0, -1 };
     for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_estimate_one(a, i, &mine);
+        xd_estimate_one(&a, i, &mine);
     xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
 }
 
@@ -8048,4 +7767,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 4554347ce07589f834718a53a8bf40ca4cbab0747c1999da4d2e4b5b16b53c80 */
+/* xdistill sha256 8a82af67440ea3a8052d74df8871b5b132e5e0458d0619f0224c882875061e39 */

@@ -149,7 +149,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
 
 static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
                                                  const xdi_cuda_rows_value &v) {
-    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.row_loss) a.row_loss[r] = (float)xd_loss_of_row(a.hard_weight, v.hard, a.soft_weight, v.soft);
     if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
@@ -158,7 +158,7 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
                                                     xdi_cuda_rows_findings *found) {
-    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const double weight = xdi_cuda_rows_weight(a, r), scale = xd_mul(weight, *a.factor);
     const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
     xdi_cuda_rows_show(a, r, v);
     if (!xdi_cuda_rows_counts(a.positions, r)) return;

@@ -355,8 +355,12 @@ typedef struct xd_files {
 
 /* The caller's way to use more cores. `run` calls body(argument, piece) for every piece from 0 to pieces - 1, each once,
  * in any order and on any threads, and returns when all of them are done; an OpenMP loop over body is one. No piece waits
- * for another. Pieces are counted: the call in which one was run twice or not at all fails with STATE and
- * names it. */
+ * for another.
+ *
+ * Pieces are counted: of one that was run twice the second time does nothing, and one that was not run is made up for, so no
+ * result is ever wrong by it. The call fails all the same, with STATE and the piece's number; where the context is one of
+ * several ranks its next exchange with them fails instead, in the same call or a later one, so that all learn of it: this
+ * rank gets STATE, the others PEER with its words, and nobody waits for a deadline. */
 typedef struct xd_parallel_for {
     void (*run)(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece), void *argument);
     void *user;
@@ -6489,7 +6493,8 @@ enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
-    int64_t piece; /* that parallel_for did not run once; one beyond the last was asked for */
+    int64_t piece,
+        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -6501,13 +6506,20 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
  * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none. */
+ * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
+ * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
 /* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
+
+/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
+
+/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
 /* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
  * call, as it does where it is the only one. */
@@ -7103,6 +7115,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
 /* The first piece of the round that was not run once. */
 static bool xdi_pool_was_fair(const xdi_pool *pool, xdi_pool_fault *fault) {
     fault->piece = pool->round.stray;
+    fault->pieces = pool->round.pieces;
     fault->runs = 1;
     if (pool->round.stray != INT64_MIN) return false;
     for (fault->piece = 0; fault->piece < pool->round.pieces; fault->piece++) {
@@ -7116,7 +7129,10 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
     pool->round = *round;
     memset(pool->runs, 0, (size_t)round->pieces * sizeof *pool->runs);
     pool->parallel_for.run(pool->parallel_for.user, round->pieces, xdi_pool_one, pool);
-    return xdi_pool_was_fair(pool, fault);
+    if (xdi_pool_was_fair(pool, fault)) return true;
+    for (int64_t i = 0; i < round->pieces; i++)
+        if (__atomic_load_n(&pool->runs[i], __ATOMIC_RELAXED) == 0) xdi_pool_one(pool, i);
+    return false;
 }
 
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
@@ -7168,6 +7184,9 @@ struct xd_ctx {
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
+    int groups;     /* communicators of several ranks */
+    bool is_faulty; /* the other ranks do not know of the fault yet */
+    xdi_pool_fault fault;
 };
 
 /* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
@@ -7375,13 +7394,34 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
 
 /* ---- threads ---- */
 
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change) {
+    ctx->groups += change;
+}
+
+static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
+    XD_REQUIRE(ctx, f->piece >= 0 && f->piece < f->pieces, XD_ERROR_STATE,
+               "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
+    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
+                   (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
+    if (!ctx->is_faulty) return XD_OK;
+    ctx->is_faulty = false;
+    return xdi_ctx_fault(ctx, &ctx->fault);
+}
+
+/* A rank that left here would leave its peers waiting in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
-    XD_REQUIRE(ctx, fault.piece >= 0 && fault.piece < pieces, XD_ERROR_STATE,
-               "parallel_for asked for piece %lld of %lld", (long long)fault.piece, (long long)pieces);
-    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
-                   (long long)fault.piece, (long long)pieces, fault.runs);
+    if (ctx->groups == 0) return xdi_ctx_fault(ctx, &fault);
+    if (!ctx->is_faulty) ctx->fault = fault;
+    ctx->is_faulty = true;
+    xd_log(ctx, XD_LOG_WARN,
+           "parallel_for did not run piece %lld of %lld once; the next exchange of ranks fails",
+           (long long)fault.piece, (long long)pieces);
+    return XD_OK;
 }
 
 /* A range and how it is cut. */
@@ -18635,8 +18675,9 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of. */
+ * of, as they must of what the context has kept for them. */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
+    if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
@@ -18799,6 +18840,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     }
     comm->ctx = ctx;
     comm->transport = transport;
+    xdi_ctx_join(ctx, n > 1 ? 1 : 0);
     comm->culprit = -1;
     comm->is_world = true;
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
@@ -18815,6 +18857,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
+    xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
@@ -43048,4 +43091,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 11be05c9419f0246a4001bf4cc9c3e2990ea8937b9ebe83ea0583e37f56d95ab */
+/* xdistill sha256 d3c1e5da609fb5a7b4d679f11ac2caf3f2f8df47ae155eeb68d7b5df3c24a01d */

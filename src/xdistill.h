@@ -134,6 +134,7 @@
 #include "base/crc.h"
 #include "kernel/copy.h"
 #include "kernel/fixed.h"
+#include "kernel/shard.h"
 #include "kernel/reduce.h"
 #include "kernel/loss.h"
 #include "kernel/topk.h"

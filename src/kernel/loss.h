@@ -2,6 +2,7 @@
 #define XDI_KERNEL_LOSS_H
 
 #include "kernel/fixed.h"
+#include "kernel/shard.h"
 #include "kernel/types.h"
 
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y

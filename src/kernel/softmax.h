@@ -1,6 +1,7 @@
 #ifndef XDI_KERNEL_SOFTMAX_H
 #define XDI_KERNEL_SOFTMAX_H
 
+#include "kernel/shard.h"
 #include "kernel/types.h"
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,

@@ -476,8 +476,8 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
- * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
@@ -501,7 +501,7 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype: NULL is no ids. Pure. */
+/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -574,7 +574,8 @@ typedef struct xd_loss_values {
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
+ * was read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -1305,12 +1306,13 @@ typedef struct xd_vocab xd_vocab;
  *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
  *   size     true columns over all ranks
  *
- * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
- * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
- * xd_vocab_destroy. */
+ * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do
+ * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes some words a rank of
+ * the context's allocator and of its device's, which xd_vocab_destroy gives back; with a GPU it waits. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
+/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ones
+ * fewer or none. Collective over tp; errors as there. */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
 /* Frees the object; local. NULL is fine. */
@@ -1366,10 +1368,10 @@ typedef struct xd_loss_common {
  *
  *   out     in memory of the tensors' device
  *
- * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
- * split: weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
- * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter are
- * seen in out->refused, and the losses find nothing counted. */
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every split:
+ * weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
+ * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter
+ * are seen in out->refused, and the losses find nothing counted. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1397,8 +1399,9 @@ typedef struct xd_shift_desc {
  * with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
- * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
+/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n], on the
+ * host, ascending, as xd_shift_desc takes them. Local; allocates nothing. Errors: ARGUMENT (rank, ranks); SHAPE when
+ * length is not a multiple of 2n. For n = 1 any length. */
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions);
 
@@ -1533,9 +1536,9 @@ typedef struct xd_vocab_topk_desc {
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
- * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
- * gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
+ * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
+ * xd_vocab_topk_gather gives the logits too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
@@ -1613,13 +1616,13 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
- * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
- * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
- * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
- * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
- * row's results.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a
+ * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
+ * tokens are double. All are computed in double. All are collective over the vocabulary's group, give the same bits
+ * on all its ranks, and need [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator
+ * gives it for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
+ * probability zero; NaN and +infinity spread to the row's results. Errors: SHAPE, DTYPE, ARGUMENT (temperature not
+ * positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -4335,6 +4338,16 @@ XD_SCALAR double xd_cell_read(xd_fixed cell) {
     return value < XD_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
 }
 
+/* >>kernel/shard */
+
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end;     /* global columns of this shard */
+    int64_t size;           /* columns of all shards */
+    int shard, shards;      /* this one among them, in rank order */
+    const int64_t *offsets; /* [shards + 1] where each begins, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* >>kernel/reduce */
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
@@ -4385,15 +4398,6 @@ typedef struct xd_reduce_kernels {
 XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
-
-/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
-typedef struct xd_vocab_shard {
-    int64_t begin, end; /* global columns of this shard */
-    int64_t size;       /* columns of all shards */
-    int shard, shards;  /* this one among them, in rank order */
-    const int64_t
-        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
-} xd_vocab_shard;
 
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
@@ -43481,4 +43485,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 65502e9b77f686290131773003329a653341f4739616e4466eafeaf944cd4fe1 */
+/* xdistill sha256 32371984d9c9f301f4ddfc05f622acb4f2eddefb79eb45a6ca1e664f48740cec */

@@ -445,7 +445,7 @@ static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, sink *out) {
     xd_xtoken_values values;
     xd_vocab *vocab = NULL;
     text_open(ctx, kind, &t);
-    CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, t.ids, t.ids, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, t.ids, &vocab), XD_OK);
     for (int compat = 0; compat < 2; compat++) {
         xd_xtoken_desc d = xd_xtoken_defaults();
         memset(&values, 0, sizeof values);

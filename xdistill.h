@@ -2895,7 +2895,8 @@ typedef struct xd_xtoken_desc {
      * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
      * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
     bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and threads
+     * of the context share a tile: PROJECTED has 16 chunks for each, so that more than two want more. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
@@ -42752,4 +42753,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fc9501c111b2409e99b06ce1e2051f5fe0f5de86d9bfa220c6f4f160e75f5b4d */
+/* xdistill sha256 d866ebd3559fff0d07b82f4a3ef0e3b08df62c32be21d0fd22599b95572a5cb6 */

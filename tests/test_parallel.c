@@ -438,7 +438,7 @@ static xd_xtoken_teacher text_teacher(const text *t, xd_xtoken_kind kind) {
     return one;
 }
 
-static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, sink *out) {
+static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, int64_t tile, sink *out) {
     static text t;
     xd_xtoken_teacher one;
     xd_xtoken_teacher_values measured;
@@ -462,6 +462,7 @@ static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, sink *out) {
         d.score = kind == XD_XTOKEN_GOLD ? XD_XTOKEN_SCORE_ENTROPY : XD_XTOKEN_SCORE_NONE;
         d.columns = 300;
         d.tail = 2000;
+        d.tile = tile;
         d.compat = compat == 1;
         CHECK_EQ_INT(xd_xtoken_loss(ctx, &d, &values), XD_OK);
         CHECK(values.loss != 0.0 && measured.denominator > 0.0);
@@ -475,27 +476,27 @@ static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, sink *out) {
 
 static void call_projected(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     (void)vocab;
-    xtoken_of(ctx, XD_XTOKEN_PROJECTED, out);
+    xtoken_of(ctx, XD_XTOKEN_PROJECTED, 0, out);
 }
 
 static void call_gold(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     (void)vocab;
-    xtoken_of(ctx, XD_XTOKEN_GOLD, out);
+    xtoken_of(ctx, XD_XTOKEN_GOLD, 0, out);
 }
 
 static void call_same(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     (void)vocab;
-    xtoken_of(ctx, XD_XTOKEN_SAME, out);
+    xtoken_of(ctx, XD_XTOKEN_SAME, 0, out);
 }
 
 static void call_cached(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     (void)vocab;
-    xtoken_of(ctx, XD_XTOKEN_CACHED, out);
+    xtoken_of(ctx, XD_XTOKEN_CACHED, 0, out);
 }
 
 static void call_likelihood(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     (void)vocab;
-    xtoken_of(ctx, XD_XTOKEN_LIKELIHOOD, out);
+    xtoken_of(ctx, XD_XTOKEN_LIKELIHOOD, 0, out);
 }
 
 static void call_uld(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
@@ -658,6 +659,23 @@ XD_TEST(any_number_of_threads_gives_the_same_bits_in_invariant_mode) {
 
 XD_TEST(any_number_of_threads_gives_the_same_bits_in_fast_mode) {
     compare_all(XD_REDUCTION_FAST);
+}
+
+XD_TEST(tiles_of_chunks_change_no_bit) {
+    static const int64_t tiles[] = { 1, 5, 64 };
+    sink one = { (unsigned char *)malloc(OUT), 0 }, other = { (unsigned char *)malloc(OUT), 0 };
+    xd_ctx *ctx = open_ctx(2, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
+    fill();
+    for (int kind = XD_XTOKEN_PROJECTED; kind <= XD_XTOKEN_CACHED; kind++)
+        for (int i = 0; i < 3; i++) {
+            one.size = other.size = 0;
+            xtoken_of(ctx, (xd_xtoken_kind)kind, 0, &one);
+            xtoken_of(ctx, (xd_xtoken_kind)kind, tiles[i], &other);
+            CHECK(one.size == other.size && memcmp(one.bytes, other.bytes, one.size) == 0);
+        }
+    xd_ctx_destroy(ctx);
+    free(one.bytes);
+    free(other.bytes);
 }
 
 /* ---- the pool ---- */

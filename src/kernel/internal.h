@@ -65,6 +65,9 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
+/* The same for elements, of so many arrays of that length. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);

@@ -3,7 +3,7 @@
 #include "kernel/internal.h"
 
 /* Elements that are worth a thread's waking up. */
-enum { XDI_SPREAD_LEAST = 1 << 16 };
+enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
     const xd_launch *launch;
@@ -27,4 +27,11 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
     int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
     if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
     return xdi_spread_items(launch, rows, grain, body, args);
+}
+
+/* Pieces of whole tiles, however many arrays of that length are read. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args) {
+    const int64_t grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / XDI_SPREAD_TILE * XDI_SPREAD_TILE;
+    return xdi_spread_items(launch, count, grain > XDI_SPREAD_TILE ? grain : XDI_SPREAD_TILE, body, args);
 }

@@ -8602,8 +8602,8 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 /* Pieces of whole tiles, however many arrays of that length are read. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args) {
-    const int64_t grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / XDI_SPREAD_TILE * XDI_SPREAD_TILE;
-    return xdi_spread_items(launch, count, grain > XDI_SPREAD_TILE ? grain : XDI_SPREAD_TILE, body, args);
+    const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
+    return xdi_spread_items(launch, count, grain > tile ? grain : tile, body, args);
 }
 
 /* >>kernel/cells.c */
@@ -42639,4 +42639,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1c526fbc7456ff830e631639762f5de8c50448015b6b56bc96f3c9c56ebc69de */
+/* xdistill sha256 2bce5231f8a4e07476e0c5bf4866d8eaf9fae65aec9697f6033990891274b5fe */

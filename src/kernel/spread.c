@@ -32,6 +32,6 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 /* Pieces of whole tiles, however many arrays of that length are read. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args) {
-    const int64_t grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / XDI_SPREAD_TILE * XDI_SPREAD_TILE;
-    return xdi_spread_items(launch, count, grain > XDI_SPREAD_TILE ? grain : XDI_SPREAD_TILE, body, args);
+    const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
+    return xdi_spread_items(launch, count, grain > tile ? grain : tile, body, args);
 }

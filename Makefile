@@ -218,8 +218,8 @@ test-cuda: ## the same tests on a GPU, when there is one
 coverage-cuda: ## how much of the unit's device code those tests run, without a GPU; below 95 % fails
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh coverage
 
-gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: build, tests, sanitizer, benchmarks
-	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tools/gpu_check.sh
+gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: build, tests, sanitizer, benchmarks; ARGS=--rest goes on
+	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" TORCH_PYTHON="$(TORCH_PYTHON)" sh tools/gpu_check.sh $(ARGS)
 
 amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py

@@ -355,8 +355,12 @@ typedef struct xd_files {
 
 /* The caller's way to use more cores. `run` calls body(argument, piece) for every piece from 0 to pieces - 1, each once,
  * in any order and on any threads, and returns when all of them are done; an OpenMP loop over body is one. No piece waits
- * for another. Pieces are counted: the call in which one was run twice or not at all fails with STATE and
- * names it. */
+ * for another.
+ *
+ * Pieces are counted: of one that was run twice the second time does nothing, and one that was not run is made up for, so no
+ * result is ever wrong by it. The call fails all the same, with STATE and the piece's number; where the context is one of
+ * several ranks its next exchange with them fails instead, in the same call or a later one, so that all learn of it: this
+ * rank gets STATE, the others PEER with its words, and nobody waits for a deadline. */
 typedef struct xd_parallel_for {
     void (*run)(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece), void *argument);
     void *user;
@@ -1049,7 +1053,7 @@ XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
 /* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
- * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh, so it has no coordinate). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
@@ -3792,6 +3796,255 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
+/* >>base/scalar */
+
+#include <math.h>
+#include <string.h>
+
+/* Formulas of one element, and of the few numbers of a row, that kernels of every device share: each stands once, as an
+ * inline function that nvcc compiles for the host and for the device. */
+#if defined(__CUDACC__)
+#    define XD_SCALAR static inline __host__ __device__
+#else
+#    define XD_SCALAR static inline
+#endif
+
+/* ---- roundings ---- */
+
+/* Products and sums that are rounded by themselves. nvcc, and C compilers that may use a fused multiply-add, join a product
+ * to the sum it goes into, which changes bits; where bits are promised, formulas are spelled with these. */
+XD_SCALAR double xd_mul(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#elif defined(__CUDACC__)
+    return a * b;
+#elif defined(__GNUC__) && defined(__x86_64__)
+    double product = a * b;
+    __asm__("" : "+x"(product));
+    return product;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    double product = a * b;
+    __asm__("" : "+w"(product));
+    return product;
+#else
+    volatile double product = a * b;
+    return product;
+#endif
+}
+
+XD_SCALAR float xd_mulf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);
+#elif defined(__CUDACC__)
+    return a * b;
+#elif defined(__GNUC__) && defined(__x86_64__)
+    float product = a * b;
+    __asm__("" : "+x"(product));
+    return product;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    float product = a * b;
+    __asm__("" : "+w"(product));
+    return product;
+#else
+    volatile float product = a * b;
+    return product;
+#endif
+}
+
+/* A product that is exact, a power of two among its factors: fused or not, the bits are the same. */
+XD_SCALAR double xd_mul_exact(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+XD_SCALAR double xd_add(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+XD_SCALAR double xd_sub(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dsub_rn(a, b);
+#else
+    return a - b;
+#endif
+}
+
+XD_SCALAR float xd_addf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+XD_SCALAR float xd_subf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fsub_rn(a, b);
+#else
+    return a - b;
+#endif
+}
+
+/* Whatever -use_fast_math says. */
+XD_SCALAR float xd_divf(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+XD_SCALAR float xd_sqrtf(float x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return sqrtf(x);
+#endif
+}
+
+/* a * b + c with one rounding, where that is meant. */
+XD_SCALAR float xd_fmaf(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
+}
+
+XD_SCALAR double xd_fma(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+    return __fma_rn(a, b, c);
+#else
+    return fma(a, b, c);
+#endif
+}
+
+/* floor, and rint of what is not negative, of numbers below 2^52: on a CPU without a call, and without a branch that no
+ * processor could foresee. */
+XD_SCALAR int64_t xd_floor_i64(double x) {
+#if defined(__CUDA_ARCH__)
+    return (int64_t)__double2ll_rd(x);
+#else
+    const int64_t whole = (int64_t)x;
+    return whole - ((double)whole > x ? 1 : 0);
+#endif
+}
+
+XD_SCALAR int64_t xd_nearest_i64(double x) {
+#if defined(__CUDA_ARCH__)
+    return (int64_t)__double2ll_rn(x);
+#else
+    const int64_t below = (int64_t)x;
+    const double rest = x - (double)below;
+    const int up = rest > 0.5, tie = rest == 0.5;
+    return below + (up | (tie & (int)(below & 1)));
+#endif
+}
+
+/* ---- bits ---- */
+
+XD_SCALAR uint32_t xd_bits_of_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+XD_SCALAR float xd_float_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
+XD_SCALAR uint32_t xd_key_of_float(float x) {
+    const uint32_t bits = xd_bits_of_float(xd_addf(x, 0.0f));
+    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
+}
+
+XD_SCALAR float xd_float_of_key(uint32_t key) {
+    return xd_float_of_bits(key & 0x80000000u ? key : key ^ 0x7fffffffu);
+}
+
+/* ---- storage ---- */
+
+/* The conversions of base/half.h. */
+XD_SCALAR uint16_t xd_bits_to_bf16(float value) {
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x0040u; /* keep it one, quiet */
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+XD_SCALAR float xd_bits_from_bf16(uint16_t half) {
+    return xd_float_of_bits((uint32_t)half << 16);
+}
+
+XD_SCALAR uint16_t xd_bits_to_f16(float value) {
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
+    const int exponent = (int)(magnitude >> 23) - 127;
+    if (exponent < -25) return (uint16_t)sign; /* below half of the smallest subnormal */
+    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const int shift = exponent < -14 ? -1 - exponent : 13; /* subnormals lose more bits */
+    const uint32_t kept = mantissa >> shift;
+    const uint32_t rest = mantissa & ((1u << shift) - 1u);
+    const uint32_t half = 1u << (shift - 1);
+    const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
+    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
+    const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
+    return (uint16_t)(sign | (base + rounded));
+}
+
+XD_SCALAR float xd_bits_from_f16(uint16_t half) {
+    const uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
+    const uint32_t exponent = ((uint32_t)half >> 10) & 0x1fu;
+    const uint32_t mantissa = (uint32_t)half & 0x3ffu;
+    if (exponent == 31u)
+        return xd_float_of_bits(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
+    if (exponent) return xd_float_of_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    const float magnitude = xd_mulf((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
+    return sign ? -magnitude : magnitude;
+}
+
+/* xd_load_f64 and xd_store_f64 of base/half.h. */
+XD_SCALAR double xd_element_load(const void *data, xd_dtype dtype, int64_t index) {
+    switch (dtype) {
+    case XD_DTYPE_F32: return (double)((const float *)data)[index];
+    case XD_DTYPE_F64: return ((const double *)data)[index];
+    case XD_DTYPE_BF16: return (double)xd_bits_from_bf16(((const uint16_t *)data)[index]);
+    case XD_DTYPE_F16: return (double)xd_bits_from_f16(((const uint16_t *)data)[index]);
+    case XD_DTYPE_I32: return (double)((const int32_t *)data)[index];
+    case XD_DTYPE_I64: return (double)((const int64_t *)data)[index];
+    case XD_DTYPE_U8:
+    case XD_DTYPE_BOOL: return (double)((const uint8_t *)data)[index];
+    default: return 0.0;
+    }
+}
+
+XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, double value) {
+    switch (dtype) {
+    case XD_DTYPE_F32: ((float *)data)[index] = (float)value; break;
+    case XD_DTYPE_F64: ((double *)data)[index] = value; break;
+    case XD_DTYPE_BF16: ((uint16_t *)data)[index] = xd_bits_to_bf16((float)value); break;
+    case XD_DTYPE_F16: ((uint16_t *)data)[index] = xd_bits_to_f16((float)value); break;
+    case XD_DTYPE_I32: ((int32_t *)data)[index] = (int32_t)value; break;
+    case XD_DTYPE_I64: ((int64_t *)data)[index] = (int64_t)value; break;
+    case XD_DTYPE_U8: ((uint8_t *)data)[index] = (uint8_t)value; break;
+    case XD_DTYPE_BOOL: ((uint8_t *)data)[index] = (uint8_t)(value != 0.0); break;
+    default: break;
+    }
+}
+
 /* >>base/philox */
 
 /* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
@@ -4033,6 +4286,55 @@ XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 /* The sum as a double, rounded the same way for the same limbs' value. */
 XD_API double xd_fixed_value(xd_fixed sum);
 
+/* ---- the same inline ---- */
+
+XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
+    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
+    const int64_t high = xd_floor_i64(scaled);
+    const int64_t next = sum->high + high;
+    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
+    sum->high = next;
+    sum->low += xd_nearest_i64(xd_mul_exact(xd_sub(scaled, (double)high), 1099511627776.0)); /* 2^40 */
+    return true;
+}
+
+XD_SCALAR double xd_fixed_read(xd_fixed sum) {
+    const int64_t carry =
+        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
+    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
+    return xd_add(xd_mul_exact((double)(sum.high + carry), 1.0 / 1073741824.0),
+                  xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
+}
+
+/* Joins two sums. */
+XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
+    sum->high += other.high;
+    sum->low += other.low;
+}
+
+/* ---- cells ---- */
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XD_CELL_MINUS_INFINITY (-2097152.0)
+#define XD_CELL_NAN ((int64_t)1 << 57)
+
+/* Adds a term to a cell. -infinity is a legal term; NaN and what does not fit make the cell NaN. */
+XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
+    const bool none = term == -(double)INFINITY;
+    if (cell->high >= XD_CELL_NAN / 2 || (none && xd_fixed_read(*cell) < XD_CELL_MINUS_INFINITY / 2.0))
+        return;
+    if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
+}
+
+/* Its value, NaN or -infinity again. */
+XD_SCALAR double xd_cell_read(xd_fixed cell) {
+    const double value = xd_fixed_read(cell);
+    if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;
+    return value < XD_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+}
+
 /* >>kernel/reduce */
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
@@ -4193,6 +4495,176 @@ typedef struct xd_loss_kernels {
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
 XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
+/* >>kernel/loss_scalar */
+
+/* What losses over rows do to the few numbers of a row, in double; kernel/loss.h has the formulas. `hard` and `soft` say
+ * which losses a call has. */
+
+/* ---- references ---- */
+
+/* Of no shard. */
+XD_SCALAR void xd_loss_no_reference(double *ref) {
+    ref[XD_LOSS_MAX] = -(double)INFINITY;
+    ref[XD_LOSS_ARG] = -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
+    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
+}
+
+/* Joins one shard's references to those of the shards before it. */
+XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+    if (wins) {
+        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
+    }
+    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* ---- sums ---- */
+
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 has nothing to add, and its sums may be infinite. */
+XD_SCALAR void xd_loss_rescale(const xd_loss_args *a, const double *ref, const double *own,
+                               const double *sums, int64_t columns, double *total) {
+    const double shift = xd_sub(own[XD_LOSS_MAX], ref[XD_LOSS_MAX]), z = shift / a->temperature;
+    const double teacher_shift = xd_sub(own[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
+    const double f = exp(z), g = exp(teacher_shift);
+    double along = 0.0; /* how far CROSS moves per unit of the sum that weighs it */
+    total[XD_LOSS_BAD] = xd_add(total[XD_LOSS_BAD], sums[XD_LOSS_BAD]);
+    if (columns == 0) return;
+    total[XD_LOSS_HARD] = xd_add(total[XD_LOSS_HARD], xd_mul(exp(shift), sums[XD_LOSS_HARD]));
+    if (a->uniform_weight != 0.0) along = xd_mul((double)columns, shift);
+    total[XD_LOSS_LINEAR] = xd_add(total[XD_LOSS_LINEAR], xd_add(sums[XD_LOSS_LINEAR], along));
+    if (f > 0.0) total[XD_LOSS_SOFT] = xd_add(total[XD_LOSS_SOFT], xd_mul(f, sums[XD_LOSS_SOFT]));
+    if (g > 0.0) total[XD_LOSS_TEACHER] = xd_add(total[XD_LOSS_TEACHER], xd_mul(g, sums[XD_LOSS_TEACHER]));
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    const double factor = reverse ? f : g, mass = sums[reverse ? XD_LOSS_SOFT : XD_LOSS_TEACHER];
+    if (a->divergence == XD_JSD || !(factor > 0.0)) return;
+    along = z;
+    if (a->divergence == XD_KL_FORWARD) along = xd_sub(teacher_shift, z);
+    if (reverse)
+        along = xd_sub(z, xd_sub(own[XD_LOSS_TEACHER_AT_ARG], ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature);
+    total[XD_LOSS_CROSS] =
+        xd_add(total[XD_LOSS_CROSS], xd_mul(factor, xd_add(sums[XD_LOSS_CROSS], xd_mul(mass, along))));
+}
+
+/* ---- the scalars of a row ---- */
+
+/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation
+ * when d is small. */
+XD_SCALAR void xd_log_ratios(double d, double beta, double *student, double *teacher) {
+    const double rest = xd_sub(1.0, beta);
+    if (fabs(d) < 1.0) {
+        *student = -log1p(xd_mul(beta, expm1(d)));
+        *teacher = -log1p(xd_mul(rest, expm1(-d)));
+    } else if (d > 0.0) {
+        *teacher = -log(xd_add(beta, xd_mul(rest, exp(-d))));
+        *student = xd_sub(*teacher, d);
+    } else {
+        *student = -log(xd_add(rest, xd_mul(beta, exp(d))));
+        *teacher = xd_add(*student, d);
+    }
+}
+
+XD_SCALAR void xd_loss_soft_scalars(const xd_loss_args *a, const double *total, xd_loss_row *row) {
+    const double top_gap = xd_sub(row->teacher_max, row->teacher_at_arg) / a->temperature;
+    const double soft = total[XD_LOSS_SOFT], teacher = total[XD_LOSS_TEACHER], cross = total[XD_LOSS_CROSS];
+    double unused;
+    row->soft_log = log(soft);
+    row->teacher_log = log(teacher);
+    switch (a->divergence) {
+    case XD_KL_FORWARD: row->soft = xd_add(cross / teacher, log(soft / teacher)); break;
+    case XD_SOFT_CE: row->soft = xd_sub(row->soft_log, cross / teacher); break;
+    case XD_KL_REVERSE:
+        row->mean = cross / soft;
+        row->soft = xd_add(row->mean, xd_add(log(teacher / soft), top_gap));
+        break;
+    default:
+        xd_log_ratios(xd_sub(xd_sub(-top_gap, row->teacher_log), -row->soft_log), a->beta, &row->top,
+                      &unused);
+        break;
+    }
+}
+
+XD_SCALAR void xd_loss_take_references(const double *ref, xd_loss_row *row) {
+    row->max = ref[XD_LOSS_MAX];
+    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    row->argmax = ref[XD_LOSS_ARG];
+}
+
+/* From the sums of the whole row, of `size` columns; its references are taken. */
+XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int64_t size, const double *total,
+                               xd_loss_row *row) {
+    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (hard) {
+        row->hard_log = log(total[XD_LOSS_HARD]);
+        row->hard = xd_mul(a->target_weight, xd_sub(row->hard_log, total[XD_LOSS_TARGET]));
+    }
+    if (hard && a->uniform_weight != 0.0) {
+        const double all = xd_sub(xd_mul((double)size, row->hard_log), total[XD_LOSS_LINEAR]);
+        row->hard = xd_add(row->hard, xd_mul(a->uniform_weight, all));
+    }
+    if (soft) xd_loss_soft_scalars(a, total, row);
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+        row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* A row with a finding has no loss. */
+XD_SCALAR void xd_loss_clear_finding(xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* JSD: from the two sums of mixture over the whole row. */
+XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, double student,
+                                       xd_loss_row *row) {
+    row->mean = student;
+    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_loss_clear_finding(row);
+}
+
+/* What a caller sees of a row, from its two losses and their weights. */
+XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
+    return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+}
+
+/* ---- the gradient at one column, whose logits are x and y ---- */
+
+/* d soft / d (x / tau). */
+XD_SCALAR double xd_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, double y) {
+    const double z = xd_sub(x, row->max) / a->temperature, s = xd_sub(z, row->soft_log), p = exp(s);
+    double student, teacher;
+    if (a->divergence == XD_KL_REVERSE) {
+        const double u = xd_sub(y, row->teacher_at_arg) / a->temperature;
+        return p > 0.0 ? xd_mul(p, xd_sub(xd_sub(z, u), row->mean)) : 0.0;
+    }
+    const double t = xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log);
+    if (a->divergence != XD_JSD) return xd_sub(p, exp(t));
+    if (p == 0.0) return 0.0;
+    xd_log_ratios(xd_sub(t, s), a->beta, &student, &teacher);
+    return xd_mul(xd_mul(p, xd_sub(1.0, a->beta)), xd_sub(xd_sub(student, row->top), row->mean));
+}
+
+/* With the weights of the losses; `target`: the column is the label's. */
+XD_SCALAR double xd_loss_hard_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, bool target) {
+    const double p = exp(xd_sub(xd_sub(x, row->max), row->hard_log));
+    return xd_mul(a->hard_weight, xd_sub(xd_sub(p, target ? a->target_weight : 0.0), a->uniform_weight));
+}
+
+/* What a row's scale multiplies. */
+XD_SCALAR double xd_loss_add_soft(const xd_loss_args *a, double hard, double soft) {
+    return xd_add(hard, xd_mul(a->soft_weight / a->temperature, soft));
+}
+
 /* >>kernel/topk */
 
 /* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
@@ -4300,6 +4772,130 @@ typedef struct xd_topk_kernels {
 /* The plain CPU implementation; the specification of the others. */
 XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
+/* >>kernel/topk_scalar */
+
+/* What top-k losses do to one entry and to the few numbers of a row, in double. s and t are the logarithms of an entry's
+ * probabilities, the student's and the teacher's. */
+
+/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
+XD_SCALAR double xd_topk_floor(void) {
+    return -expm1(-1e-7);
+}
+
+/* Adds one shard's sums, relative to its own maximum, to a side whose max is the row's. */
+XD_SCALAR void xd_topk_rescale(xd_topk_side *side, double temperature, double max, double outside,
+                               double entropy) {
+    const double shift = xd_sub(max, side->max) / temperature, f = exp(shift);
+    if (!(f > 0.0)) return;
+    side->outside = xd_add(side->outside, xd_mul(f, outside));
+    side->entropy = xd_add(side->entropy, xd_mul(f, xd_add(entropy, xd_mul(outside, shift))));
+}
+
+/* Where the student's probability is. */
+typedef struct xd_topk_masses {
+    double log;                           /* of its sum over all columns */
+    double inside;                        /* of the ids */
+    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
+    double tail;                          /* logarithm of the outside as an entry */
+    bool tail_flows;                      /* it has a gradient: its mass is above the floor */
+} xd_topk_masses;
+
+/* `inside`: sum over the ids of powers relative to side->max; `tail`: the outside is an entry of the divergence. */
+XD_SCALAR xd_topk_masses xd_topk_student_masses(double inside, const xd_topk_side *side, bool tail) {
+    const double total = xd_add(inside, side->outside);
+    xd_topk_masses m;
+    m.log = log(total);
+    m.inside = inside / total;
+    m.outside_mass = side->outside / total;
+    m.outside_entropy = xd_sub(side->entropy / total, xd_mul(m.log, m.outside_mass));
+    m.tail_flows = tail && m.outside_mass >= xd_topk_floor();
+    m.tail = log(tail && !m.tail_flows ? xd_topk_floor() : m.outside_mass);
+    return m;
+}
+
+/* The teacher's: from the logarithm of its sum over the ids, and its side (NULL: `whole` is given) at a temperature. */
+typedef struct xd_topk_teacher {
+    double whole; /* logarithm of its sum over all columns */
+    double mass;  /* of the ids */
+    double tail;  /* logarithm of the outside */
+} xd_topk_teacher;
+
+XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side *side, double temperature,
+                                                 double whole) {
+    xd_topk_teacher t;
+    double outside = 0.0;
+    t.whole = whole;
+    if (side) {
+        const double max = side->max / temperature, inside = exp(xd_sub(sum, max));
+        const double total = xd_add(inside, side->outside);
+        t.whole = xd_add(max, log(total));
+        outside = side->outside / total;
+    }
+    t.mass = exp(xd_sub(sum, t.whole));
+    if (!side) outside = -expm1(xd_sub(sum, t.whole));
+    t.tail = log(outside < xd_topk_floor() ? xd_topk_floor() : outside);
+    return t;
+}
+
+/* What beta is of a divergence: the forward and the reverse KL are its ends. */
+XD_SCALAR double xd_topk_beta(xd_divergence divergence, double beta) {
+    if (divergence == XD_KL_FORWARD) return 0.0;
+    return divergence == XD_KL_REVERSE ? 1.0 : beta;
+}
+
+/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: its part of the loss, and *gradient is added to. */
+XD_SCALAR double xd_topk_forward(double s, double t, double weight, double mass, double *gradient) {
+    const double q = exp(t);
+    *gradient = xd_add(*gradient, xd_mul(weight, xd_sub(xd_mul(exp(s), mass), q)));
+    return q > 0.0 ? xd_mul(xd_mul(weight, q), xd_sub(t, s)) : 0.0;
+}
+
+/* The gradient outside of the forward KL, whose entries have `mass`, the tail's `tail` among it when it flows. */
+XD_SCALAR double xd_topk_forward_outside(const xd_topk_masses *m, double weight, double mass, double tail) {
+    return xd_mul(weight, m->tail_flows ? xd_sub(mass, tail / m->outside_mass) : mass);
+}
+
+/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
+XD_SCALAR double xd_topk_ratio(double s, double t, double beta, double *loss) {
+    const double p = exp(s), q = exp(t), rest = xd_sub(1.0, beta);
+    double student, teacher;
+    *loss = 0.0;
+    if (beta == 1.0) {
+        if (p > 0.0) *loss = xd_mul(p, xd_sub(s, t));
+        return p > 0.0 ? xd_sub(s, t) : 0.0;
+    }
+    if (p == 0.0 && q == 0.0) return 0.0;
+    xd_log_ratios(xd_sub(t, s), beta, &student, &teacher);
+    if (q > 0.0) *loss = xd_mul(xd_mul(beta, q), teacher);
+    if (p > 0.0) *loss = xd_add(*loss, xd_mul(xd_mul(rest, p), student));
+    return p > 0.0 ? xd_mul(rest, student) : 0.0;
+}
+
+/* What the outside adds to the mean of r - offset, where its r is `outside`. */
+XD_SCALAR double xd_topk_outside_mean(const xd_topk_masses *m, double outside, double offset,
+                                      bool zero_outside) {
+    return xd_add(xd_mul(xd_sub(outside, offset), m->outside_mass), zero_outside ? m->outside_entropy : 0.0);
+}
+
+/* The gradient of an entry whose r it is. */
+XD_SCALAR double xd_topk_backward(double s, double weight, double r, double offset, double mean) {
+    return xd_mul(xd_mul(weight, exp(s)), xd_sub(xd_sub(r, offset), mean));
+}
+
+/* What the outside adds to a row when all that is outside counts, with the logarithm of its probability as e^-100. */
+XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_topk_row *row) {
+    row->entropy = xd_add(row->entropy, weight);
+    row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
+}
+
+XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, double max, xd_topk_row *row) {
+    row->max = max;
+    row->log = m->log;
+    row->student_mass = m->inside;
+    row->teacher_mass = teacher_mass;
+    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
 /* >>kernel/mft */
 
 /* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
@@ -4367,6 +4963,100 @@ typedef struct xd_mft_kernels {
 
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
+
+/* >>kernel/mft_scalar */
+
+/* What minimal fine-tuning and the cosine do to the few numbers of a row, in double; kernel/mft.h has the formulas. */
+
+/* A row whose loss is not finite has none. */
+XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
+ * threshold or, where the label is the favourite, until it has grown by that much. */
+XD_SCALAR double xd_mft_share(double favourite, double label, bool right, double threshold) {
+    if (!right)
+        return xd_add(xd_sub(favourite, label), threshold) /
+               xd_add(xd_sub(xd_add(1.0, favourite), label), 1e-7);
+    const double wanted = label > xd_sub(1.0, threshold) ? 1.0 : xd_add(label, threshold);
+    return xd_sub(wanted, favourite) / xd_add(xd_sub(1.0, favourite), 1e-7);
+}
+
+/* p ln p, 0 at 0. */
+XD_SCALAR double xd_mft_entropy(double p) {
+    return p > 0.0 ? xd_mul(p, log(p)) : 0.0;
+}
+
+/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
+ * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
+    const double max = row->max, log_sum = row->soft_log;
+    row->max = row->teacher_max;
+    row->teacher_max = max;
+    row->soft_log = fmax(row->teacher_log, 0.0);
+    row->teacher_log = fmax(log_sum, 0.0);
+}
+
+/* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
+ *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool right, xd_loss_row *row) {
+    const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
+    const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
+    const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
+                 rest = xd_sub(1.0, mu);
+    row->mean = mu;
+    row->soft = xd_add(xd_mul(rest, xd_sub(row->soft, xd_mft_entropy(label))),
+                       xd_mul(xd_mft_entropy(rest), xd_sub(1.0, label)));
+    row->soft = xd_add(row->soft, xd_mft_entropy(xd_add(xd_mul(rest, label), mu)));
+    row->soft = xd_sub(row->soft, xd_mul(mu, log_p));
+    xd_mft_judge(row);
+}
+
+/* A column's term and gradient, whose logits are x and y; `label`: it is the label's. */
+XD_SCALAR void xd_mft_column(const xd_mft_args *a, int64_t r, double x, double y, bool label, double *term,
+                             double *gradient) {
+    const xd_loss_row *row = a->row + r;
+    const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
+    const double log_t = xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log);
+    const double q = xd_add(xd_mul(xd_sub(1.0, row->mean), exp(log_t)), label ? row->mean : 0.0);
+    *term = q > 0.0 ? xd_mul(xd_mul(a->weight, q), xd_sub(log(q), log_p)) : 0.0;
+    *gradient = xd_mul(xd_mul(a->row_scale[r], a->weight) / a->temperature, xd_sub(exp(log_p), q));
+}
+
+/* ---- cosine ---- */
+
+/* The power of two above the largest magnitude of a side; false when it is not finite. */
+XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
+    *exponent = 0;
+    if (!isfinite(largest)) return false;
+    frexp(largest, exponent);
+    return true;
+}
+
+/* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
+XD_SCALAR void xd_cosine_row(const double *sums, const int *exponents, bool fits, xd_loss_row *row) {
+    const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
+    const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
+    row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);
+    row->teacher_max = ldexp(sqrt(sums[XD_COSINE_TEACHER]), y);
+    row->mean = both / xd_mul(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST));
+    row->soft = fits ? xd_sub(1.0, row->mean) : (double)NAN;
+    xd_mft_judge(row);
+}
+
+/* What x and y are multiplied by in the gradient, d cos / d x = (y/|y| - cos x/|x|) / |x|; nothing where x has no
+ * direction. */
+XD_SCALAR void xd_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = xd_mul(a->row_scale[r], a->weight);
+    *of_x = *of_y = 0.0;
+    if (row->max < XD_COSINE_LEAST) return;
+    *of_x = xd_mul(scale, row->mean) / row->max / row->max;
+    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
+}
 
 /* >>kernel/rows */
 
@@ -4633,6 +5323,168 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 
 /* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
+
+/* >>kernel/optimizer_scalar */
+
+/* ---- steps ---- */
+
+/* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
+XD_SCALAR bool xd_status_refuses(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}
+
+/* What all arrays of a step share: fields of xd_update_args. */
+typedef struct xd_update_rules {
+    float one_minus_beta1, one_minus_beta2, beta2, eps, momentum;
+    bool couple_decay, maximize;
+} xd_update_rules;
+
+/* What an array's step is formed with: fields of xd_update_array, and the scale of the gradient, if it has one. */
+typedef struct xd_update_scalars {
+    float scale, decay, weight_decay, step_size, root_correction;
+    bool scaled, fresh;
+} xd_update_scalars;
+
+/* The gradient that an update works with: scaled and turned as asked. */
+XD_SCALAR float xd_update_gradient(const xd_update_rules *rules, const xd_update_scalars *s, float gradient) {
+    if (s->scaled) gradient = xd_mulf(gradient, s->scale);
+    return rules->maximize ? -gradient : gradient;
+}
+
+/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
+ *   g   = gradient * scale                        (no scale: no multiplication)
+ *   P   = p * decay                               AdamW
+ *   g   = fma(weight_decay, p, g),  P = p         L2 form
+ *   m   = fma(1 - beta1, g - m, m)
+ *   v   = fma(1 - beta2, g * g, beta2 * v)
+ *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
+XD_SCALAR void xd_adam_element(const xd_update_rules *rules, const xd_update_scalars *s, float gradient,
+                               float *p, float *m, float *v) {
+    float g = xd_update_gradient(rules, s, gradient);
+    if (rules->couple_decay) g = xd_fmaf(s->weight_decay, *p, g);
+    const float kept = rules->couple_decay ? *p : xd_mulf(*p, s->decay);
+    *m = xd_fmaf(rules->one_minus_beta1, xd_subf(g, *m), *m);
+    *v = xd_fmaf(rules->one_minus_beta2, xd_mulf(g, g), xd_mulf(rules->beta2, *v));
+    const float denominator = xd_addf(xd_divf(xd_sqrtf(*v), s->root_correction), rules->eps);
+    *p = xd_fmaf(-s->step_size, xd_divf(*m, denominator), kept);
+}
+
+/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
+ *   g      = gradient * scale,  then fma(weight_decay, p, g)
+ *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
+ *   p      = fma(-step_size, buffer, p) */
+XD_SCALAR void xd_sgd_element(const xd_update_rules *rules, const xd_update_scalars *s, float gradient,
+                              float *p, float *buffer) {
+    const float g = xd_fmaf(s->weight_decay, *p, xd_update_gradient(rules, s, gradient));
+    *buffer = s->fresh ? g : xd_fmaf(rules->momentum, *buffer, g);
+    *p = xd_fmaf(-s->step_size, *buffer, *p);
+}
+
+/* 1 - beta^t, rounded after the power, whose products come in a fixed order, and after the difference. */
+XD_SCALAR double xd_update_correction(double beta, int64_t t) {
+    double power = 1.0;
+    for (; t > 0; t >>= 1, beta = xd_mul(beta, beta))
+        if (t & 1) power = xd_mul(power, beta);
+    return xd_sub(1.0, power);
+}
+
+/* The scalars of step t, formed in double and rounded once. `adam`: of adam, not of sgd. */
+XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t t, bool adam) {
+    return (float)(adam ? learning_rate / xd_update_correction(beta1, t) : learning_rate);
+}
+
+XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
+    return (float)sqrt(xd_update_correction(beta2, t));
+}
+
+/* ---- averages ---- */
+
+/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+ * dtype first.
+ *   d = source - target
+ *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
+XD_SCALAR float xd_lerp_f32(float weight, float keep, bool weighted_sum, float target, float source) {
+    if (weighted_sum) return xd_fmaf(weight, source, xd_mulf(keep, target));
+    const float difference = xd_subf(source, target);
+    return fabsf(weight) < 0.5f ? xd_fmaf(weight, difference, target)
+                                : xd_fmaf(xd_subf(weight, 1.0f), difference, source);
+}
+
+XD_SCALAR double xd_lerp_f64(double keep, bool weighted_sum, double target, double source) {
+    const double weight = xd_sub(1.0, keep);
+    if (weighted_sum) return xd_fma(weight, source, xd_mul(keep, target));
+    const double difference = xd_sub(source, target);
+    return fabs(weight) < 0.5 ? xd_fma(weight, difference, target)
+                              : xd_fma(xd_sub(weight, 1.0), difference, source);
+}
+
+/* ---- norms ---- */
+
+/* A finite f32 as mantissa * 2^exponent with a 24-bit mantissa. */
+XD_SCALAR uint32_t xd_norm_mantissa(float x, int *exponent) {
+    const uint32_t bits = xd_bits_of_float(x), biased = (bits >> 23) & 0xffu;
+    *exponent = (int)(biased ? biased : 1u) - 150;
+    return (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
+}
+
+/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+XD_SCALAR void xd_norm_carry(int64_t *limbs) {
+    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
+        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
+        limbs[k] &= 0xffffffff;
+    }
+}
+
+/* xd_norm_limbs_value. */
+XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
+    int64_t carried[XD_NORM_LIMBS];
+    for (int k = 0; k < XD_NORM_LIMBS; k++) carried[k] = limbs[k];
+    xd_norm_carry(carried);
+    int top = XD_NORM_LIMBS - 1;
+    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
+    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
+    if (head == 0) return 0.0;
+    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
+    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    while (!(head >> 63)) {
+        head = (head << 1) | ((below >> 31) & 1u);
+        below = (below << 1) & 0xffffffffu;
+        shift++;
+    }
+    bool rest = below != 0;
+    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
+    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+}
+
+/* What the sums of all ranks say. */
+XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return (double)NAN;
+    if (sum->not_finite > 0) return (double)INFINITY;
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xd_norm_limbs_read(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? sqrt(total) : total;
+}
+
+/* xd_clip_coefficient. */
+XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) {
+    const double c = max_norm / xd_add(norm, 1e-6);
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? (float)NAN : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+/* The clip entry, whose sums are given: the norm, the factor, the finding. */
+XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
+    *args->norm = xd_norm_read(args->sum, args->type, args->exact);
+    *args->not_finite = args->sum->not_finite;
+    *args->coefficient =
+        args->max_norm > 0.0 ? xd_clip_factor(args->form, args->max_norm, *args->norm) : 1.0f;
+    if (args->status) args->status->not_finite += args->sum->not_finite;
+}
 
 /* >>kernel/matmul */
 
@@ -5218,6 +6070,61 @@ typedef struct xd_uld_kernels {
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
+/* >>kernel/uld_scalar */
+
+/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = xd_mul(q, xd_sub(t, s));
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = xd_mul(p, xd_sub(s, t));
+        *slope = xd_add(xd_sub(s, t), 1.0);
+    } else {
+        xd_log_ratios(xd_sub(t, s), beta, &student, &teacher);
+        value = xd_add(xd_mul(xd_mul(beta, q), teacher), xd_mul(xd_mul(rest, p), student));
+        *slope = xd_mul(rest, student);
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+/* ---- estimates ---- */
+
+XD_SCALAR double xd_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+XD_SCALAR double xd_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
+    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
+    const double weight = a->weight ? (double)a->weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xd_estimate_value(a->kind, rho);
+    double slope = rho == free_rho ? xd_estimate_slope(a->kind, rho) : 0.0;
+    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
+        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value = xd_add(sum->value, xd_mul(weight, value));
+    if (a->values) a->values[i] = (float)value;
+    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+}
+
 /* >>kernel/kernels */
 
 /* Whose memory the tensors of a context are. */
@@ -5586,7 +6493,8 @@ enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
-    int64_t piece; /* that parallel_for did not run once; one beyond the last was asked for */
+    int64_t piece,
+        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -5598,13 +6506,20 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
  * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none. */
+ * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
+ * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
 /* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
+
+/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
+
+/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
 /* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
  * call, as it does where it is the only one. */
@@ -6200,6 +7115,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
 /* The first piece of the round that was not run once. */
 static bool xdi_pool_was_fair(const xdi_pool *pool, xdi_pool_fault *fault) {
     fault->piece = pool->round.stray;
+    fault->pieces = pool->round.pieces;
     fault->runs = 1;
     if (pool->round.stray != INT64_MIN) return false;
     for (fault->piece = 0; fault->piece < pool->round.pieces; fault->piece++) {
@@ -6213,7 +7129,10 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
     pool->round = *round;
     memset(pool->runs, 0, (size_t)round->pieces * sizeof *pool->runs);
     pool->parallel_for.run(pool->parallel_for.user, round->pieces, xdi_pool_one, pool);
-    return xdi_pool_was_fair(pool, fault);
+    if (xdi_pool_was_fair(pool, fault)) return true;
+    for (int64_t i = 0; i < round->pieces; i++)
+        if (__atomic_load_n(&pool->runs[i], __ATOMIC_RELAXED) == 0) xdi_pool_one(pool, i);
+    return false;
 }
 
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
@@ -6265,6 +7184,9 @@ struct xd_ctx {
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
+    int groups;     /* communicators of several ranks */
+    bool is_faulty; /* the other ranks do not know of the fault yet */
+    xdi_pool_fault fault;
 };
 
 /* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
@@ -6472,13 +7394,34 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
 
 /* ---- threads ---- */
 
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change) {
+    ctx->groups += change;
+}
+
+static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
+    XD_REQUIRE(ctx, f->piece >= 0 && f->piece < f->pieces, XD_ERROR_STATE,
+               "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
+    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
+                   (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
+    if (!ctx->is_faulty) return XD_OK;
+    ctx->is_faulty = false;
+    return xdi_ctx_fault(ctx, &ctx->fault);
+}
+
+/* A rank that left here would leave its peers waiting in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
-    XD_REQUIRE(ctx, fault.piece >= 0 && fault.piece < pieces, XD_ERROR_STATE,
-               "parallel_for asked for piece %lld of %lld", (long long)fault.piece, (long long)pieces);
-    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
-                   (long long)fault.piece, (long long)pieces, fault.runs);
+    if (ctx->groups == 0) return xdi_ctx_fault(ctx, &fault);
+    if (!ctx->is_faulty) ctx->fault = fault;
+    ctx->is_faulty = true;
+    xd_log(ctx, XD_LOG_WARN,
+           "parallel_for did not run piece %lld of %lld once; the next exchange of ranks fails",
+           (long long)fault.piece, (long long)pieces);
+    return XD_OK;
 }
 
 /* A range and how it is cut. */
@@ -6572,89 +7515,30 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {
 
 /* >>base/half.c */
 
-/* bf16 and f16, by integer arithmetic. */
-
-#include <string.h>
-
-static uint32_t xdi_half_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float xdi_half_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+/* bf16 and f16, by integer arithmetic: the formulas stand in base/scalar.h, where devices find them too. */
 
 XD_API uint16_t xd_bf16_from_f32(float value) {
-    const uint32_t bits = xdi_half_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((bits >> 16) | 0x0040u); /* NaN: keep it one, quiet */
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return xd_bits_to_bf16(value);
 }
 
 XD_API float xd_f32_from_bf16(uint16_t bits) {
-    return xdi_half_float((uint32_t)bits << 16);
+    return xd_bits_from_bf16(bits);
 }
 
 XD_API uint16_t xd_f16_from_f32(float value) {
-    const uint32_t bits = xdi_half_bits(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
-    const int exponent = (int)(magnitude >> 23) - 127;
-    if (exponent < -25) return (uint16_t)sign; /* below half of the smallest subnormal */
-    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-    const int shift = exponent < -14 ? -1 - exponent : 13; /* subnormals lose more bits */
-    const uint32_t kept = mantissa >> shift;
-    const uint32_t rest = mantissa & ((1u << shift) - 1u);
-    const uint32_t half = 1u << (shift - 1);
-    const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
-    const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
-    return (uint16_t)(sign | (base + rounded));
+    return xd_bits_to_f16(value);
 }
 
 XD_API float xd_f32_from_f16(uint16_t bits) {
-    const uint32_t sign = ((uint32_t)bits & 0x8000u) << 16;
-    const uint32_t exponent = ((uint32_t)bits >> 10) & 0x1fu;
-    const uint32_t mantissa = (uint32_t)bits & 0x3ffu;
-    if (exponent == 31u)
-        return xdi_half_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
-    if (exponent) return xdi_half_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    const float magnitude = (float)mantissa * 5.9604644775390625e-8f; /* 2^-24: exact */
-    return sign ? -magnitude : magnitude;
+    return xd_bits_from_f16(bits);
 }
 
 XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
-    switch (dtype) {
-    case XD_DTYPE_F32: return (double)((const float *)data)[index];
-    case XD_DTYPE_F64: return ((const double *)data)[index];
-    case XD_DTYPE_BF16: return (double)xd_f32_from_bf16(((const uint16_t *)data)[index]);
-    case XD_DTYPE_F16: return (double)xd_f32_from_f16(((const uint16_t *)data)[index]);
-    case XD_DTYPE_I32: return (double)((const int32_t *)data)[index];
-    case XD_DTYPE_I64: return (double)((const int64_t *)data)[index];
-    case XD_DTYPE_U8:
-    case XD_DTYPE_BOOL: return (double)((const uint8_t *)data)[index];
-    default: return 0.0;
-    }
+    return xd_element_load(data, dtype, index);
 }
 
 XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
-    switch (dtype) {
-    case XD_DTYPE_F32: ((float *)data)[index] = (float)value; break;
-    case XD_DTYPE_F64: ((double *)data)[index] = value; break;
-    case XD_DTYPE_BF16: ((uint16_t *)data)[index] = xd_bf16_from_f32((float)value); break;
-    case XD_DTYPE_F16: ((uint16_t *)data)[index] = xd_f16_from_f32((float)value); break;
-    case XD_DTYPE_I32: ((int32_t *)data)[index] = (int32_t)value; break;
-    case XD_DTYPE_I64: ((int64_t *)data)[index] = (int64_t)value; break;
-    case XD_DTYPE_U8: ((uint8_t *)data)[index] = (uint8_t)value; break;
-    case XD_DTYPE_BOOL: ((uint8_t *)data)[index] = (uint8_t)(value != 0.0); break;
-    default: break;
-    }
+    xd_element_store(data, dtype, index, value);
 }
 
 /* >>base/sort.c */
@@ -7774,21 +8658,6 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
-static inline uint32_t xdi_tile_key(float x) {
-    const float one_zero = x + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &one_zero, sizeof bits);
-    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
-}
-
-static inline float xdi_tile_of_key(uint32_t key) {
-    const uint32_t bits = key & 0x80000000u ? key : key ^ 0x7fffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 /* The same ids from another one on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
@@ -7811,12 +8680,6 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels.data && a->hard_weight != 0.0;
-}
-
-/* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
-static inline bool xdi_status_refuses(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 /* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
@@ -7843,7 +8706,7 @@ enum { XDI_SPAN = 512 };
  * below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
-/* How far an average moves; see lerp in cpu/optimizer.c. */
+/* How far an average moves; see xd_lerp_f32. */
 typedef struct xdi_span_average {
     float weight; /* 1 - keep */
     float keep;
@@ -7886,12 +8749,9 @@ XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
                                 xd_dtype dtype, int64_t at, int64_t n);
 
-/* cpu/optimizer.c: ends an expression. A product that is added to something later would be fused with the
- * addition under -ffp-contract=fast, which changes bits. */
-XD_PRIVATE float xdi_span_rounded(float product);
-
-/* cpu/optimizer.c: the gradient that an update works with: scaled and turned as asked. */
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
+/* cpu/optimizer.c: what the formulas of a step take from its arguments and from those of an array. */
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args);
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a);
 
 /* cpu/optimizer.c: the entries of the table, on the spans of a level. */
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
@@ -7960,39 +8820,12 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
 
 /* Sums of integers in place of floating point: the same whatever their order. */
 
-#include <math.h>
-
-/* floor and rint of what is below 2^52 and, to be rounded, not negative: without a call, and without a branch
- * that no processor could foresee. */
-static inline int64_t xdi_fixed_floor(double x) {
-    const int64_t whole = (int64_t)x;
-    return whole - ((double)whole > x ? 1 : 0);
-}
-
-static inline int64_t xdi_fixed_nearest(double x) {
-    const int64_t below = (int64_t)x;
-    const double rest = x - (double)below;
-    const int up = rest > 0.5, tie = rest == 0.5;
-    return below + (up | (tie & (int)(below & 1)));
-}
-
 XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
-    if (!(fabs(term) < 4194304.0)) return false; /* also NaN */
-    const double scaled = term * 1073741824.0;   /* 2^30: exact */
-    const int64_t high = xdi_fixed_floor(scaled);
-    const int64_t next = sum->high + high;
-    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
-    sum->high = next;
-    sum->low += xdi_fixed_nearest((scaled - (double)high) * 1099511627776.0); /* 2^40 */
-    return true;
+    return xd_fixed_put(sum, term);
 }
 
 XD_API double xd_fixed_value(xd_fixed sum) {
-    const int64_t carry =
-        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
-    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return (double)(sum.high + carry) * (1.0 / 1073741824.0) +
-           (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
+    return xd_fixed_read(sum);
 }
 
 /* >>kernel/spread.c */
@@ -8030,30 +8863,15 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 
 /* Sums that are doubles or, in INVARIANT mode, integers. */
 
-#include <math.h>
-
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
-#define XDI_CELLS_MINUS_INFINITY (-2097152.0)
-#define XDI_CELLS_NAN ((int64_t)1 << 57)
-
 XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term) {
-    if (!fixed) {
+    if (fixed)
+        xd_cell_put((xd_fixed *)(void *)cells + i, term);
+    else
         cells[i] += term;
-        return;
-    }
-    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
-    const double low = XDI_CELLS_MINUS_INFINITY;
-    if (cell->high >= XDI_CELLS_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
-    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
 }
 
 XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i) {
-    if (!fixed) return cells[i];
-    const xd_fixed cell = ((const xd_fixed *)(const void *)cells)[i];
-    const double value = xd_fixed_value(cell);
-    if (cell.high >= XDI_CELLS_NAN / 2) return (double)NAN;
-    return value < XDI_CELLS_MINUS_INFINITY / 2.0 ? -INFINITY : value;
+    return fixed ? xd_cell_read(((const xd_fixed *)(const void *)cells)[i]) : cells[i];
 }
 
 /* >>kernel/cpu/internal */
@@ -8098,10 +8916,6 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
  * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
 
-/* loss.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
- * they are close. */
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
-
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
@@ -8120,10 +8934,9 @@ typedef struct xdi_cosine_sums {
 /* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
-/* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
+/* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
 
 /* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
  * k, the last one falls out. Returns the new length. */
@@ -8554,26 +9367,11 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_references_rows, a);
 }
 
-/* Joins one shard's references to those of the shards before it. */
-static void xdi_loss_join_reference(double *ref, const double *shard) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins)
-        for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
-    if (broken) ref[XD_LOSS_MAX] = NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *ref) {
-    ref[XD_LOSS_MAX] = -INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a->vocab.shards; i++)
-        xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
+        xd_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
@@ -8708,38 +9506,13 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
-static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
-                             int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
-    const double f = exp(shift / a->temperature), g = exp(teacher_shift);
-    const double z = shift / a->temperature;
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] +=
-        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a->divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a->divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a->divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
-    }
-}
-
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
+        xd_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
         const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
         if (label >= a->vocab.offsets[i] && label < a->vocab.offsets[i + 1])
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -8747,48 +9520,10 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
-    const double d = t - s;
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a->temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a->divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
-        break;
-    }
-}
-
 static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
     double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
     xdi_loss_whole_reference(a, r, ref);
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
     if (label < 0 || label >= a->vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
@@ -8798,23 +9533,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         xdi_loss_total_fixed(a, r, total, row);
     else
         xdi_loss_total_plain(a, r, ref, total);
-    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a->uniform_weight != 0.0)
-            row->hard += a->uniform_weight * ((double)a->vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static void xdi_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(a, xdi_loss_has_hard(a), xdi_loss_has_soft(a), a->vocab.size, total, row);
 }
 
 static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
@@ -8824,18 +9543,9 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xdi_loss_clear_finding(row);
+        xd_loss_clear_finding(row);
     }
     return XD_OK;
-}
-
-/* The student's and the teacher's log-probability at one column. */
-static inline double xdi_loss_student_log(const xd_loss_args *a, const xd_loss_row *row, double x) {
-    return (x - row->max) / a->temperature - row->soft_log;
-}
-
-static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_row *row, double y) {
-    return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
 XDI_SIMD_AS_WRITTEN
@@ -8855,7 +9565,7 @@ XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64
         }
         const double p = exp(s), q = exp(t);
         if (p == 0.0 && q == 0.0) continue;
-        xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
+        xd_log_ratios(t - s, a->beta, &student, &teacher);
         if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
         if (p > 0.0) xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, p * (student - row->top));
     }
@@ -8917,42 +9627,18 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        row->mean = xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE);
-        row->soft = a->beta * xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE) +
-                    (1.0 - a->beta) * (row->mean + row->top);
-        if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-        xdi_loss_clear_finding(row);
+        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+                                xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;
-}
-
-/* d soft / d (x / tau) at one column. */
-static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
-                                            double y) {
-    const double s = xdi_loss_student_log(a, row, x);
-    double student, teacher;
-    if (a->divergence == XD_KL_REVERSE) {
-        const double p = exp(s);
-        const double u = (y - row->teacher_at_arg) / a->temperature;
-        return p > 0.0 ? p * (((x - row->max) / a->temperature - u) - row->mean) : 0.0;
-    }
-    const double t = xdi_loss_teacher_log(a, row, y);
-    if (a->divergence != XD_JSD) return exp(s) - exp(t);
-    const double p = exp(s);
-    if (p == 0.0) return 0.0;
-    xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
-    return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
 }
 
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
     const xd_loss_row *row = a->row + r;
     double g = 0.0;
-    if (xdi_loss_has_hard(a)) {
-        const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == xd_id_at(a->labels, r) - a->vocab.begin;
-        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
-    }
-    if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    if (xdi_loss_has_hard(a))
+        g = xd_loss_hard_gradient(a, row, x, c == xd_id_at(a->labels, r) - a->vocab.begin);
+    if (xdi_loss_has_soft(a)) g = xd_loss_add_soft(a, g, xd_loss_soft_gradient(a, row, x, y));
     return a->row_scale[r] * g;
 }
 
@@ -9138,10 +9824,8 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
-        const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
-        if (!(f > 0.0)) continue;
-        side->outside += f * part[XD_TOPK_OUTSIDE];
-        side->entropy += f * (part[XD_TOPK_ENTROPY] + part[XD_TOPK_OUTSIDE] * shift);
+        xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
+                        part[XD_TOPK_ENTROPY]);
     }
 }
 
@@ -9185,17 +9869,10 @@ typedef struct xdi_topk_entries {
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    bool tail; /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 } xdi_topk_entries;
-
-/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
-static double xdi_topk_floor(void) {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
  * entries. */
@@ -9224,69 +9901,38 @@ static void xdi_topk_student_entries(const xd_topk_kl_args *a, int64_t r, xdi_to
     double inside = 0.0;
     for (int64_t j = 0; j < a->k; j++)
         if (e->ids[j] >= 0) inside += exp((values[j] - side->max) / a->temperature);
-    const double total = inside + side->outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side->outside / total;
-    e->outside_entropy = side->entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, side, e->tail);
     if (a->mode == XD_TOPK_RENORMALISE) {
         xdi_topk_normalise(values, e->ids, a->k, a->temperature, e->s);
     } else {
         for (int64_t j = 0; j < a->k; j++)
-            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->log : -INFINITY;
+            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->at.log : -INFINITY;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_topk_floor();
-    e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
+    e->s[a->k] = e->at.tail;
 }
 
 static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a->teacher_side) {
-        const xd_topk_side *side = a->teacher_side + r;
-        const double inside = exp(sum - side->max / tau);
-        whole = side->max / tau + log(inside + side->outside);
-        outside = side->outside / (inside + side->outside);
-    } else if (a->teacher_log) {
-        whole = a->teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a->teacher_side ? a->teacher_side + r : NULL, tau,
+                               !a->teacher_side && a->teacher_log ? a->teacher_log[r] : 0.0);
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
-        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
-    e->teacher_mass = exp(sum - whole);
-    if (!a->teacher_side) outside = -expm1(sum - whole);
-    e->t[a->k] = log(outside < xdi_topk_floor() ? xdi_topk_floor() : outside);
+        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - teacher.whole : -INFINITY;
+    e->teacher_mass = teacher.mass;
+    e->t[a->k] = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *row) {
     const int64_t n = e->k + (e->tail ? 1 : 0);
     double mass = xdi_topk_mass(e->t, e->ids, e->k);
-    if (e->tail_flows) mass += exp(e->t[e->k]);
-    for (int64_t j = 0; j < n; j++) {
-        if (j < e->k && e->ids[j] < 0) continue;
-        const double t = exp(e->t[j]);
-        if (t > 0.0) row->loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->outside += weight * (e->tail_flows ? mass - exp(e->t[e->k]) / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, double *loss) {
-    const double p = exp(e->s[j]), q = exp(e->t[j]);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (e->s[j] - e->t[j]);
-        return p > 0.0 ? e->s[j] - e->t[j] : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_loss_log_ratios(e->s[j], e->t[j], beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    if (e->at.tail_flows) mass += exp(e->t[e->k]);
+    for (int64_t j = 0; j < n; j++)
+        if (j == e->k || e->ids[j] >= 0)
+            row->loss += xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]);
+    row->outside += xd_topk_forward_outside(&e->at, weight, mass, exp(e->t[e->k]));
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
@@ -9295,41 +9941,37 @@ static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, 
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
-    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->at.outside_mass, mean;
     if (e->tail) {
-        const double r = xdi_topk_ratio(e, e->k, beta, &loss);
+        const double r = xd_topk_ratio(e->s[e->k], e->t[e->k], beta, &loss);
         row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        if (e->at.tail_flows) offset = outside = r + one;
     }
     if (renormalised) most = -1.0;
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0 || !(exp(e->s[j]) > most)) continue;
         most = exp(e->s[j]);
-        offset = xdi_topk_ratio(e, j, beta, &loss) + one;
+        offset = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
     }
-    mean =
-        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    mean = renormalised ? 0.0 : xd_topk_outside_mean(&e->at, outside, offset, zero_outside);
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0) continue;
-        const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
         row->loss += weight * loss;
         if (e->s[j] > -INFINITY) mean += exp(e->s[j]) * (r - offset);
     }
     for (int64_t j = 0; j < e->k; j++)
         if (e->ids[j] >= 0)
-            e->g[j] += weight * exp(e->s[j]) * (xdi_topk_ratio(e, j, beta, &loss) + one - offset - mean);
+            e->g[j] += xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one,
+                                        offset, mean);
     row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e,
                                     xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a->beta;
-    if (a->divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a->divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a->divergence, a->beta);
     xdi_topk_student_entries(a, r, e);
     xdi_topk_teacher_entries(a, r, e);
     if (a->divergence == XD_JSD) {
@@ -9339,11 +9981,7 @@ static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_top
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a->side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
@@ -9604,7 +10242,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
-        a->row_loss[r] = (float)(a->hard_weight * v.hard + a->soft_weight * v.soft);
+        a->row_loss[r] = (float)xd_loss_of_row(a->hard_weight, v.hard, a->soft_weight, v.soft);
     }
     if (a->student_mass) a->student_mass[r] = (float)a->topk_rows[r].student_mass;
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
@@ -10825,7 +11463,7 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
     for (int64_t i = 0; i < side->count; i++) {
         const int64_t id = side->list ? side->list[i] : i;
-        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        const uint32_t key = xd_key_of_float((float)xdi_loss_load(&side->logits, row, id));
         records[i] = (uint64_t)key << 32 | (uint64_t)id;
         for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
     }
@@ -10866,31 +11504,11 @@ static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a)
 
 /* ---- compare ---- */
 
-/* A term of the generalised JSD of probabilities, and its derivative by u. */
-static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double s = log(p), t = log(q);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * (t - s);
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = p * (s - t);
-        *slope = s - t + 1.0;
-    } else {
-        xdi_loss_log_ratios(s, t, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
 /* The probability of a record's logit in the base row, times the factor. */
 static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
     const xd_uld_rows *side = &a->side[which];
     const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
-    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    const double logit = (double)xd_float_of_key((uint32_t)(record >> 32));
     return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
            part[XD_SOFTMAX_SUM];
 }
@@ -10920,7 +11538,7 @@ static void xdi_cpu_uld_matched(const xd_uld_args *a, xd_uld_chunk *chunk, float
         const double v = chunk->factor[XD_ULD_TEACHER] *
                          xdi_cpu_uld_probability(&a->side[XD_ULD_TEACHER], chunk->base[XD_ULD_TEACHER], t);
         double d;
-        chunk->matched += xdi_cpu_jsd_entry(u, v, a->beta, &d);
+        chunk->matched += xd_jsd_entry(u, v, a->beta, &d);
         if (!slope) continue;
         slope[s] = (float)(a->matched_weight * d);
         *mean += a->matched_weight * d * u;
@@ -11012,8 +11630,8 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
     for (int64_t r = 0; r < a->student.rows; r++)
         for (int64_t c = 0; c < a->student.cols; c++) {
             double slope;
-            sum += xdi_cpu_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c),
-                                     a->beta, &slope);
+            sum += xd_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c), a->beta,
+                                &slope);
             if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, slope / a->denominator);
         }
     a->out->value = sum;
@@ -11023,41 +11641,10 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
 
 /* ---- estimates ---- */
 
-static double xdi_cpu_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-/* With respect to the student's log-probability, of which rho is minus. */
-static double xdi_cpu_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* Adds element i to the sum. */
-static void xdi_cpu_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a->reference[i] - (double)a->logprobs[i];
-    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
-    const double weight = a->weight ? (double)a->weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cpu_estimate_value(a->kind, rho);
-    double slope = rho == free_rho ? xdi_cpu_estimate_slope(a->kind, rho) : 0.0;
-    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
-        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)(weight * slope);
-}
-
 static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
     xd_uld_sum sum = { 0.0, -1 };
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xdi_cpu_estimate_one(a, i, &sum);
+    for (int64_t i = 0; i < a->count; i++) xd_estimate_one(a, i, &sum);
     *a->out = sum;
     return XD_OK;
 }
@@ -11086,13 +11673,6 @@ static double xdi_mft_side(const xd_mft_args *a, int shard, int64_t r, int side)
     return a->all_sides[(shard * a->student.rows + r) * XD_MFT_SIDES + side];
 }
 
-/* A row whose loss is not finite has none. */
-static void xdi_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
 static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
     for (int64_t c = column; x->data && c < x->cols; c++) xdi_loss_store(x, r, c, 0.0);
 }
@@ -11119,50 +11699,16 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     return XD_OK;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
-static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-/* p ln p, 0 at 0. */
-static double xdi_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
-static void xdi_mft_change_sides(xd_loss_row *row) {
-    const double max = row->max, log_sum = row->soft_log;
-    row->max = row->teacher_max;
-    row->teacher_max = max;
-    row->soft_log = fmax(row->teacher_log, 0.0);
-    row->teacher_log = fmax(log_sum, 0.0);
-}
-
-/* With l the label, sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu)
- *                                   + q_l ln q_l - mu ln p_l. */
 static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     xd_loss_row *row = a->row + r;
     double x = 0.0, y = 0.0;
-    xdi_mft_change_sides(row);
+    xd_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
     for (int i = 0; i < a->vocab.shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu =
-        xdi_mft_share(favourite, label, row->argmax == (double)xd_id_at(a->labels, r), a->threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
-                xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
-                mu * log_p;
-    xdi_mft_judge(row);
+    xd_mft_correct(a, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -11173,14 +11719,10 @@ static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args 
 }
 
 XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y) {
-    const xd_loss_row *row = a->row + r;
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->vocab.begin == xd_id_at(a->labels, r);
-    const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
-    if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
-    if (a->gradient.data)
-        xdi_loss_store(&a->gradient, r, c, a->row_scale[r] * a->weight / a->temperature * (exp(log_p) - q));
+    double term, gradient;
+    xd_mft_column(a, r, x, y, c + a->vocab.begin == xd_id_at(a->labels, r), &term, &gradient);
+    if (a->terms.data) xdi_loss_store(&a->terms, r, c, term);
+    if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, gradient);
 }
 
 XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns) {
@@ -11230,12 +11772,9 @@ static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a->fixed && i < a->vocab.shards; i++)
         largest = fmax(largest, xdi_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -11307,16 +11846,12 @@ static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
 }
 
 static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
-    xd_loss_row *row = a->row + r;
-    int x_exponent, y_exponent;
-    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cosine_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean = both / (fmax(row->max, XD_COSINE_LEAST) * fmax(row->teacher_max, XD_COSINE_LEAST));
-    row->soft = x_fits && y_fits ? 1.0 - row->mean : NAN;
-    xdi_mft_judge(row);
+    int exponents[XD_MFT_SIDES];
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
@@ -11328,16 +11863,6 @@ static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *
     return XD_OK;
 }
 
-/* d cos / d x = (y/|y| - cos x/|x|) / |x|, and nothing where x has no direction. */
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
-    const xd_loss_row *row = a->row + r;
-    const double scale = a->row_scale[r] * a->weight;
-    *of_x = *of_y = 0.0;
-    if (row->max < XD_COSINE_LEAST) return;
-    *of_x = scale * row->mean / row->max / row->max;
-    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
-}
-
 /* As written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
 static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -11347,7 +11872,7 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         for (int64_t c = 0; c < columns; c++) {
             const double from_x = of_x * xdi_loss_load(&a->student, r, c);
             const double from_y = of_y * xdi_loss_load(&a->teacher, r, c);
@@ -11377,97 +11902,65 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
 #include <math.h>
 #include <string.h>
 
-XD_PRIVATE float xdi_span_rounded(float product) {
-#if defined(__GNUC__) && defined(__x86_64__)
-    __asm__("" : "+x"(product));
-    return product;
-#elif defined(__GNUC__) && defined(__aarch64__)
-    __asm__("" : "+w"(product));
-    return product;
-#else
-    volatile float stored = product;
-    return stored;
-#endif
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args) {
+    xd_update_rules rules;
+    rules.one_minus_beta1 = args->one_minus_beta1;
+    rules.one_minus_beta2 = args->one_minus_beta2;
+    rules.beta2 = args->beta2;
+    rules.eps = args->eps;
+    rules.momentum = args->momentum;
+    rules.couple_decay = args->couple_decay;
+    rules.maximize = args->maximize;
+    return rules;
 }
 
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
-    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
-    return args->maximize ? -gradient : gradient;
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a) {
+    xd_update_scalars s;
+    s.scaled = args->gradient_scale != NULL;
+    s.scale = s.scaled ? *args->gradient_scale : 1.0f;
+    s.decay = a->decay;
+    s.weight_decay = a->weight_decay;
+    s.step_size = a->step_size;
+    s.root_correction = a->root_correction;
+    s.fresh = a->fresh;
+    return s;
 }
 
 /* ---- the plain spans ---- */
 
 static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
-/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
- *   g   = gradient * scale                        (no scale: no multiplication)
- *   P   = p * decay                               AdamW
- *   g   = fma(weight_decay, p, g),  P = p         L2 form
- *   m   = fma(1 - beta1, g - m, m)
- *   v   = fma(1 - beta2, g * g, beta2 * v)
- *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
 static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                            int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
-        if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
-        const float kept = args->couple_decay ? p : p * a->decay;
-        m = fmaf(args->one_minus_beta1, g - m, m);
-        v = fmaf(args->one_minus_beta2, g * g, args->beta2 * v);
-        const float denominator = sqrtf(v) / a->root_correction + args->eps;
-        a->master[at + i] = fmaf(-a->step_size, m / denominator, kept);
-        a->first[at + i] = m;
-        a->second[at + i] = v;
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_adam_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i], &a->second[at + i]);
 }
 
-/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
- *   g      = gradient * scale,  then fma(weight_decay, p, g)
- *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
- *   p      = fma(-step_size, buffer, p) */
 static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                           int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
-        const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
-        a->first[at + i] = buffer;
-        a->master[at + i] = fmaf(-a->step_size, buffer, p);
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_sgd_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i]);
 }
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
- * dtype first.
- *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
- * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
-    const float weight = average->weight;
-    for (int64_t i = 0; i < n; i++) {
-        const float difference = source[i] - target[i];
-        if (average->weighted_sum)
-            target[i] = fmaf(weight, source[i], average->keep * target[i]);
-        else if (fabsf(weight) < 0.5f)
-            target[i] = fmaf(weight, difference, target[i]);
-        else
-            target[i] = fmaf(weight - 1.0f, difference, source[i]);
-    }
+    for (int64_t i = 0; i < n; i++)
+        target[i] = xd_lerp_f32(average->weight, average->keep, average->weighted_sum, target[i], source[i]);
 }
 
 /* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
@@ -11491,13 +11984,6 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
-}
-
-static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
-    const double weight = 1.0 - keep;
-    if (weighted_sum) return fma(weight, source, keep * target);
-    const double difference = source - target;
-    return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
 }
 
 static const xdi_span_kernels xdi_plain_spans = {
@@ -11604,7 +12090,7 @@ static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weigh
         double *target = (double *)a->target;
         for (int64_t i = at; i < at + n; i++)
             target[i] =
-                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
+                xd_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
         return;
     }
     average.weight = (float)(1.0 - keep);
@@ -11655,7 +12141,7 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
         XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_lerp_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_lerp_count, xdi_lerp_part };
     return xdi_walk_run(launch, &walk);
@@ -11675,30 +12161,14 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* base^exponent by products in a fixed order, so that a device forms the same bits. */
-static double xdi_update_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base *= base)
-        if (exponent & 1) power *= base;
-    return power;
-}
-
-/* 1 - beta^t, rounded after the power and after the difference. */
-static double xdi_update_correction(double beta, int64_t t) {
-    volatile double power = xdi_update_power(beta, t);
-    return 1.0 - power;
-}
-
 /* The array with the scalars of its next step, t, formed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
     const int64_t t = *a.steps + 1;
     a.fresh = t == 1;
-    a.step_size = (float)a.learning_rate;
-    if (!adam) return a;
-    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
-    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    a.step_size = xd_update_step_size(a.learning_rate, args->beta1_exact, t, adam);
+    if (adam) a.root_correction = xd_update_root_correction(args->beta2_exact, t);
     return a;
 }
 
@@ -11737,7 +12207,7 @@ XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_arg
     const xdi_update_job job = { args, spans, update };
     const xdi_walk walk = { &job, args->array_count, xdi_update_count, xdi_update_part };
     XD_TRY(xdi_update_check(launch, args));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     XD_TRY(xdi_walk_run(launch, &walk));
     for (int64_t k = 0; k < args->array_count; k++)
         if (args->arrays[k].steps) ++*args->arrays[k].steps;
@@ -11796,7 +12266,7 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_cast_job job = { arrays, spans };
     const xdi_walk walk = { &job, array_count, xdi_cast_count,
                             xdi_cast_part }; /* an empty array may be NULL */
@@ -11850,21 +12320,10 @@ static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
     limbs[limb + 2] += (int64_t)(high >> 32);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
-static void xdi_norm_carry(int64_t *limbs) {
-    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
-        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
-        limbs[k] &= 0xffffffff;
-    }
-}
-
-/* |x| or its square, added exactly: the f32 is mantissa * 2^exponent with a 24-bit mantissa. */
+/* |x| or its square, added exactly. */
 static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const int biased = (int)((bits >> 23) & 0xffu);
-    const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-    const int exponent = (biased ? biased : 1) - 150;
+    int exponent;
+    const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
     if (square)
         xdi_norm_add(limbs, mantissa * mantissa, 2 * exponent + 320);
     else
@@ -11901,7 +12360,7 @@ static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool 
             xdi_norm_add(limbs, sum >> 32, bit + 32);
         }
     }
-    xdi_norm_carry(limbs);
+    xd_norm_carry(limbs);
 }
 
 /* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
@@ -11923,7 +12382,7 @@ static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_
         }
     }
     sum->sum += subtotal;
-    if (args->exact) xdi_norm_carry(sum->limbs);
+    if (args->exact) xd_norm_carry(sum->limbs);
 }
 
 static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
@@ -12013,7 +12472,7 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     sum->not_finite += part->not_finite;
     sum->nan += part->nan;
     for (int i = 0; i < XD_NORM_LIMBS; i++) sum->limbs[i] += part->limbs[i];
-    xdi_norm_carry(sum->limbs);
+    xd_norm_carry(sum->limbs);
 }
 
 /* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
@@ -12038,23 +12497,7 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
 }
 
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
-    int64_t carried[XD_NORM_LIMBS];
-    memcpy(carried, limbs, sizeof carried);
-    xdi_norm_carry(carried);
-    int top = XD_NORM_LIMBS - 1;
-    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
-    while (!(head >> 63)) {
-        head = (head << 1) | ((below >> 31) & 1u);
-        below = (below << 1) & 0xffffffffu;
-        shift++;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+    return xd_norm_limbs_read(limbs);
 }
 
 XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
@@ -12067,31 +12510,14 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
 
 /* The factor that clips gradients. */
 
-#include <math.h>
-
-static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return (double)NAN;
-    if (sum->not_finite > 0) return (double)INFINITY;
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? sqrt(total) : total;
-}
-
 XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = max_norm / (norm + 1e-6);
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
+    return xd_clip_factor(form, max_norm, norm);
 }
 
 /* clip: the norm, the factor, the finding, from the sum of all ranks. */
 XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) {
     (void)launch;
-    *args->norm = xdi_clip_norm(args->sum, args->type, args->exact);
-    *args->not_finite = args->sum->not_finite;
-    *args->coefficient =
-        args->max_norm > 0.0 ? xd_clip_coefficient(args->form, args->max_norm, *args->norm) : 1.0f;
-    if (args->status) args->status->not_finite += args->sum->not_finite;
+    xd_clip_write(args);
     return XD_OK;
 }
 
@@ -12167,20 +12593,6 @@ static inline int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static inline float xdi_matmul_widen(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_matmul_narrow(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* a NaN stays one */
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 /* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
 static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
 #if defined(__GNUC__)
@@ -12198,7 +12610,7 @@ static inline int64_t xdi_matmul_size(xd_dtype dtype) {
 
 static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_F32 ? ((const float *)x->data)[at]
-                                    : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
+                                    : xd_bits_from_bf16(((const uint16_t *)x->data)[at]);
 }
 
 /* matmul.c: the kernel in plain C, its packing, panel by panel, and the product on a level's kernel, which needs a
@@ -12247,10 +12659,10 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             for (int64_t i = 0; i < 8; i++)
-                packed[p * width + line + i] = xdi_matmul_widen(data[p * x->term_stride + line + i]);
+                packed[p * width + line + i] = xd_bits_from_bf16(data[p * x->term_stride + line + i]);
     for (; line < x->lines; line++)
         for (int64_t p = 0; p < x->terms; p++)
-            packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
+            packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
 /* Panel by panel: what every machine can do. */
@@ -12918,7 +13330,7 @@ XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n,
     for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
-        keys[count] = xdi_tile_key(a);
+        keys[count] = xd_key_of_float(a);
         count += a >= threshold ? 1 : 0;
     }
     return count;
@@ -12928,7 +13340,7 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
                                      int64_t *ids) {
     bool zero = false;
     for (int64_t j = 0; j < n; j++) {
-        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
+        values[j] = (double)xd_float_of_key((uint32_t)(records[j] >> 32));
         ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
         zero = zero || values[j] == 0.0;
     }
@@ -13870,40 +14282,28 @@ static inline float xdi_portable_fma(float a, float b, float c) {
 }
 #    endif
 
-static inline float xdi_portable_from_bf16(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_portable_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-
 static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
 static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                               int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
+        float g = xd_update_gradient(&rules, &s, gradient[i]);
         if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
         const float kept = args->couple_decay ? p : p * a->decay;
         m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
@@ -13917,9 +14317,11 @@ static void xdi_portable_adam(const xd_update_args *args, const xd_update_array 
 
 static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                              int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
-        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float g = xdi_portable_fma(a->weight_decay, p, xd_update_gradient(&rules, &s, gradient[i]));
         const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
         a->first[at + i] = buffer;
         a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);
@@ -13991,7 +14393,7 @@ XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
 
 #    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
     __asm__("" : "+x"(product));
     return product;
@@ -14247,7 +14649,7 @@ XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __
         _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
 }
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
     __asm__("" : "+v"(product));
     return product;
@@ -14769,7 +15171,7 @@ XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narro
 
 static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
-                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+                                     : (uint32_t)xd_bits_to_bf16(((const float *)x->data)[at]);
 }
 
 /* The terms of a line from number p on, one pair after the other. */
@@ -16119,11 +16521,11 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
         __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
-        keys[i] = xdi_tile_key(xdi_select_at(x, at));
+        keys[i] = xd_key_of_float(xdi_select_at(x, at));
     }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
-    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
+    const float value = xd_float_of_key((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
@@ -16392,7 +16794,7 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
                       xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
     }
@@ -17267,7 +17669,7 @@ typedef struct xdi_fast_uld {
 /* Logits of ranks [r, r + n), -infinity behind the list's end. */
 static void xdi_fast_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
-    for (; i < n && r + i < count; i++) out[i] = xdi_tile_of_key((uint32_t)(sorted[r + i] >> 32));
+    for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
     for (; i < n; i++) out[i] = -INFINITY;
 }
 
@@ -18273,8 +18675,9 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of. */
+ * of, as they must of what the context has kept for them. */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
+    if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
@@ -18437,6 +18840,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     }
     comm->ctx = ctx;
     comm->transport = transport;
+    xdi_ctx_join(ctx, n > 1 ? 1 : 0);
     comm->culprit = -1;
     comm->is_world = true;
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
@@ -18453,6 +18857,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
+    xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
@@ -22035,7 +22440,7 @@ XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
 }
 
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
-    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+    return !xdi_train_on_device(ctx) && xd_status_refuses(status);
 }
 
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
@@ -42686,4 +43091,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4bd68ed55261307df53902b4909dddd570d4c588202ee5f04643f1c9c315dc22 */
+/* xdistill sha256 d3c1e5da609fb5a7b4d679f11ac2caf3f2f8df47ae155eeb68d7b5df3c24a01d */

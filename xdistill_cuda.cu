@@ -26,7 +26,8 @@
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
- *   rounding       what promises bits spells it: __fmaf_rn, __fmul_rn, __fdiv_rn, __fsqrt_rn */
+ *   rounding       what promises bits spells it: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
+ *   formulas       those of an element or a row that a CPU has too stand in the header: base/scalar.h, kernel/..._scalar.h */
 
 #include <cuda_runtime.h>
 
@@ -180,24 +181,17 @@ struct xdi_cuda_f16 {
     uint16_t bits;
 };
 
-/* The integer arithmetic of base/half.c: the intrinsics of the vendor lose the payload of a NaN. */
+/* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
-    return __uint_as_float((uint32_t)value.bits << 16);
+    return xd_bits_from_bf16(value.bits);
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
-    const uint32_t sign = ((uint32_t)value.bits & 0x8000u) << 16;
-    const uint32_t exponent = ((uint32_t)value.bits >> 10) & 0x1fu;
-    const uint32_t mantissa = (uint32_t)value.bits & 0x3ffu;
-    if (exponent == 31u)
-        return __uint_as_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
-    if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    const float magnitude = __fmul_rn((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
-    return sign ? -magnitude : magnitude;
+    return xd_bits_from_f16(value.bits);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
@@ -205,31 +199,11 @@ static __device__ inline void xdi_cuda_narrow(float value, float *out) {
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    out->bits = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x0040u)
-                                                   : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    out->bits = xd_bits_to_bf16(value);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    const int exponent = (int)(magnitude >> 23) - 127;
-    if (magnitude > 0x7f800000u) {
-        out->bits = (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-    } else if (magnitude >= 0x477ff000u) {
-        out->bits = (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
-    } else if (exponent < -25) {
-        out->bits = (uint16_t)sign;
-    } else {
-        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-        const int shift = exponent < -14 ? -1 - exponent : 13;
-        const uint32_t kept = mantissa >> shift;
-        const uint32_t rest = mantissa & ((1u << shift) - 1u);
-        const uint32_t half = 1u << (shift - 1);
-        const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-        out->bits = (uint16_t)(sign | ((exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10) + rounded));
-    }
+    out->bits = xd_bits_to_f16(value);
 }
 
 /* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
@@ -349,14 +323,6 @@ static __device__ inline int64_t xdi_cuda_lower_bound(const T *list, int64_t cou
             high = middle;
     }
     return low;
-}
-
-/* ---- findings ---- */
-
-/* True when some operation found bad data, so that a step must not happen. NULL is fine. */
-static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 /* >>cuda/device.cu */
@@ -872,7 +838,7 @@ template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to,
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
     xdi_cuda_walk(
@@ -1224,8 +1190,8 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 
 /* >>cuda/optimizer.cu */
 
-/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/cpu/optimizer.c, and
- * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
+/* Optimizer steps and averages. The formulas stand in kernel/optimizer_scalar.h, and the bits
+ * are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses, each array read and
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
@@ -1243,25 +1209,10 @@ static bool xdi_cuda_is_float(xd_dtype dtype) {
 /* ---- one element ---- */
 
 struct xdi_cuda_lerp_options {
-    double weight_f64, keep_f64;
+    double keep_f64;
     float weight, keep;
     bool weighted_sum;
 };
-
-static __device__ inline float xdi_cuda_lerp_f32(const xdi_cuda_lerp_options &o, float target, float source) {
-    if (o.weighted_sum) return __fmaf_rn(o.weight, source, __fmul_rn(o.keep, target));
-    const float difference = __fsub_rn(source, target);
-    return fabsf(o.weight) < 0.5f ? __fmaf_rn(o.weight, difference, target)
-                                  : __fmaf_rn(__fsub_rn(o.weight, 1.0f), difference, source);
-}
-
-static __device__ inline double xdi_cuda_lerp_f64(const xdi_cuda_lerp_options &o, double target,
-                                                  double source) {
-    if (o.weighted_sum) return __fma_rn(o.weight_f64, source, __dmul_rn(o.keep_f64, target));
-    const double difference = __dsub_rn(source, target);
-    return fabs(o.weight_f64) < 0.5 ? __fma_rn(o.weight_f64, difference, target)
-                                    : __fma_rn(__dsub_rn(o.weight_f64, 1.0), difference, source);
-}
 
 /* The value as a narrow dtype would hold it, widened again. */
 static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
@@ -1278,38 +1229,16 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
     return value;
 }
 
-/* Elements of any arithmetic dtype by way of double, as xd_load_f64 and xd_store_f64. */
-static __device__ inline double xdi_cuda_load_f64(const void *data, int dtype, int64_t i) {
-    switch (dtype) {
-    case XD_DTYPE_F64: return static_cast<const double *>(data)[i];
-    case XD_DTYPE_I32: return (double)static_cast<const int32_t *>(data)[i];
-    case XD_DTYPE_I64: return (double)static_cast<const int64_t *>(data)[i];
-    case XD_DTYPE_U8:
-    case XD_DTYPE_BOOL: return (double)static_cast<const uint8_t *>(data)[i];
-    default: return (double)xdi_cuda_read_float(data, dtype, i);
-    }
-}
-
-static __device__ inline void xdi_cuda_store_f64(void *data, int dtype, int64_t i, double value) {
-    switch (dtype) {
-    case XD_DTYPE_F64: static_cast<double *>(data)[i] = value; break;
-    case XD_DTYPE_I32: static_cast<int32_t *>(data)[i] = (int32_t)value; break;
-    case XD_DTYPE_I64: static_cast<int64_t *>(data)[i] = (int64_t)value; break;
-    case XD_DTYPE_U8: static_cast<uint8_t *>(data)[i] = (uint8_t)value; break;
-    case XD_DTYPE_BOOL: static_cast<uint8_t *>(data)[i] = (uint8_t)(value != 0.0); break;
-    default: xdi_cuda_write_float(data, dtype, i, __double2float_rn(value)); break;
-    }
-}
-
 static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                                     int64_t i, double source) {
     if (dtype == XD_DTYPE_F64) {
         double *at = static_cast<double *>(target) + i;
-        *at = xdi_cuda_lerp_f64(o, *at, source);
+        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, *at, source);
     } else {
-        const float rounded = xdi_cuda_as_stored(__double2float_rn(source), dtype);
+        const float rounded = xdi_cuda_as_stored((float)source, dtype);
+        const float before = xdi_cuda_read_float(target, dtype, i);
         xdi_cuda_write_float(target, dtype, i,
-                             xdi_cuda_lerp_f32(o, xdi_cuda_read_float(target, dtype, i), rounded));
+                             xd_lerp_f32(o.weight, o.keep, o.weighted_sum, before, rounded));
     }
 }
 
@@ -1320,15 +1249,15 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_read8(target, dtype, i, values);
     XD_UNROLL
     for (int j = 0; j < 8; j++)
-        values[j] = xdi_cuda_lerp_f32(o, values[j], xdi_cuda_as_stored(source[j], dtype));
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, values[j],
+                                xdi_cuda_as_stored(source[j], dtype));
     xdi_cuda_write8(target, dtype, i, values);
 }
 
 static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
     xdi_cuda_lerp_options options = {};
-    options.weight_f64 = 1.0 - keep;
     options.keep_f64 = keep;
-    options.weight = (float)options.weight_f64;
+    options.weight = (float)(1.0 - keep);
     options.keep = (float)keep;
     options.weighted_sum = weighted_sum;
     return options;
@@ -1360,30 +1289,16 @@ struct xdi_cuda_update_options {
     const xd_status *status;
     xdi_cuda_lerp_options average;
     double beta1, beta2;
-    float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
-    bool couple_decay, maximize;
+    xd_update_rules rules;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
 /* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
-struct xdi_cuda_update_scalars {
-    float scale, decay, weight_decay, step_size, root_correction;
-    bool scaled, fresh;
-};
-
-/* base^exponent in the order of the host: xdi_update_power. */
-static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
-        if (exponent & 1) power = __dmul_rn(power, base);
-    return power;
-}
-
-static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                                     const xdi_cuda_update &a, bool adam) {
+static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                               const xdi_cuda_update &a, bool adam) {
     const xdi_cuda_rate &rate = options.rates[a.rate];
-    xdi_cuda_update_scalars s;
+    xd_update_scalars s;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
     s.decay = rate.decay;
@@ -1394,43 +1309,26 @@ static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_c
     if (a.steps == nullptr) return s;
     const int64_t t = *a.steps + 1;
     s.fresh = t == 1;
-    s.step_size = __double2float_rn(rate.learning_rate);
-    if (!adam) return s;
-    s.step_size =
-        __double2float_rn(__ddiv_rn(rate.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
-    s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
+    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
+    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
     return s;
-}
-
-static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &options,
-                                                 const xdi_cuda_update_scalars &s, float gradient) {
-    if (s.scaled) gradient = __fmul_rn(gradient, s.scale);
-    return options.maximize ? -gradient : gradient;
 }
 
 struct xdi_cuda_adam {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &m, float &v) const {
-        float g = xdi_cuda_gradient(options, s, gradient);
-        if (options.couple_decay) g = __fmaf_rn(s.weight_decay, p, g);
-        const float kept = options.couple_decay ? p : __fmul_rn(p, s.decay);
-        m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
-        v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
-        const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
-        p = __fmaf_rn(-s.step_size, __fdiv_rn(m, denominator), kept);
+        xd_adam_element(&options.rules, &s, gradient, &p, &m, &v);
     }
 };
 
 struct xdi_cuda_sgd {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        const float g = __fmaf_rn(s.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
-        buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
-        p = __fmaf_rn(-s.step_size, buffer, p);
+        xd_sgd_element(&options.rules, &s, gradient, &p, &buffer);
     }
 };
 
@@ -1438,9 +1336,9 @@ template <typename Step, bool HAS_SECOND, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
-    if (xdi_cuda_refused(options.status)) return;
+    if (xd_status_refuses(options.status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1485,7 +1383,7 @@ struct xdi_cuda_count {
 template <typename List>
 static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
     const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xdi_cuda_refused(status)) return;
+    if (k >= list.count || xd_status_refuses(status)) return;
     int64_t *steps = list.item(k).steps;
     if (steps) ++*steps;
 }
@@ -1621,13 +1519,13 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     options.beta1 = args->beta1_exact;
     options.beta2 = args->beta2_exact;
-    options.one_minus_beta1 = args->one_minus_beta1;
-    options.one_minus_beta2 = args->one_minus_beta2;
-    options.beta2_rounded = args->beta2;
-    options.eps = args->eps;
-    options.momentum = args->momentum;
-    options.couple_decay = args->couple_decay;
-    options.maximize = args->maximize;
+    options.rules.one_minus_beta1 = args->one_minus_beta1;
+    options.rules.one_minus_beta2 = args->one_minus_beta2;
+    options.rules.beta2 = args->beta2;
+    options.rules.eps = args->eps;
+    options.rules.momentum = args->momentum;
+    options.rules.couple_decay = args->couple_decay;
+    options.rules.maximize = args->maximize;
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
@@ -1651,7 +1549,7 @@ template <typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
                          const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1662,14 +1560,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
             },
             [&](int64_t i) {
                 xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
-                                      xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                                      xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -1679,8 +1577,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 xdi_cuda_write8(a.target, a.target_dtype, i, values);
             },
             [&](int64_t i) {
-                xdi_cuda_store_f64(a.target, a.target_dtype, i,
-                                   xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                xd_element_store(a.target, (xd_dtype)a.target_dtype, i,
+                                   xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
@@ -1777,11 +1675,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             float values[8];
             xdi_cuda_read8(data, dtype, i, values);
             XD_UNROLL
-            for (int j = 0; j < 8; j++) values[j] = __fmul_rn(values[j], factor);
+            for (int j = 0; j < 8; j++) values[j] = xd_mulf(values[j], factor);
             xdi_cuda_write8(data, dtype, i, values);
         },
         [&](int64_t i) {
-            xdi_cuda_write_float(data, dtype, i, __fmul_rn(xdi_cuda_read_float(data, dtype, i), factor));
+            xdi_cuda_write_float(data, dtype, i, xd_mulf(xdi_cuda_read_float(data, dtype, i), factor));
         });
 }
 
@@ -1846,7 +1744,7 @@ struct xdi_cuda_norm_part {
 
 struct xdi_cuda_norm_join {
     __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
-        a.sum = __dadd_rn(a.sum, b.sum);
+        a.sum = xd_add(a.sum, b.sum);
         a.largest = a.largest > b.largest ? a.largest : b.largest;
         a.not_finite += b.not_finite;
         a.nan += b.nan;
@@ -1925,8 +1823,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             }
             if (a.replica) return;
             if (EXACT) {
-                const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-                const int exponent = (int)(biased ? biased : 1u) - 150;
+                int exponent;
+                const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
                 if (type == XD_NORM_L2)
                     window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
                 else
@@ -1938,7 +1836,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 part.largest = magnitude > part.largest ? magnitude : part.largest;
             } else {
                 part.sum =
-                    __dadd_rn(part.sum, type == XD_NORM_L2 ? __dmul_rn(magnitude, magnitude) : magnitude);
+                    xd_add(part.sum, type == XD_NORM_L2 ? xd_mul(magnitude, magnitude) : magnitude);
             }
         };
         xdi_cuda_walk(
@@ -1991,18 +1889,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
         __syncthreads();
     }
     if (t != 0) return;
-    sum->sum = __dadd_rn(sum->sum, part.sum);
+    sum->sum = xd_add(sum->sum, part.sum);
     sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
     sum->not_finite += part.not_finite;
     sum->nan += part.nan;
     if (!EXACT) return;
-    int64_t carry = 0;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        const bool last = k + 1 == XD_NORM_LIMBS;
-        carry = limb >> 32;
-        sum->limbs[k] = last ? limb : limb & 0xffffffff;
-    }
+    xd_norm_carry(limbs);
+    for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
 }
 
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
@@ -2048,54 +1941,8 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
 
 /* ---- clip ---- */
 
-/* xd_norm_limbs_value. */
-static __device__ inline double xdi_cuda_limbs_value(const int64_t *limbs) {
-    int64_t carried[XD_NORM_LIMBS];
-    int64_t carry = 0;
-    int top = 1;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        carry = k + 1 < XD_NORM_LIMBS ? limb >> 32 : 0;
-        carried[k] = k + 1 < XD_NORM_LIMBS ? limb & 0xffffffff : limb;
-        if (k > 1 && carried[k] != 0) top = k;
-    }
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    const int shift = __clzll((long long)head);
-    if (shift > 0) {
-        const uint64_t both = below << 32; /* the next 32 bits, at the top of a word */
-        head = (head << shift) | (both >> (64 - shift));
-        below = shift < 32 ? (below << shift) & 0xffffffffu : 0;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp(__ull2double_rn(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
-}
-
-static __device__ inline double xdi_cuda_norm_value(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return __longlong_as_double(0x7ff8000000000000ll);
-    if (sum->not_finite > 0) return __longlong_as_double(0x7ff0000000000000ll);
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xdi_cuda_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? __dsqrt_rn(total) : total;
-}
-
-static __device__ inline float xdi_cuda_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6));
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? __uint_as_float(0x7fc00000u) : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
-}
-
-static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
-    if (threadIdx.x != 0) return;
-    const double norm = xdi_cuda_norm_value(args.sum, args.type, args.exact);
-    *args.norm = norm;
-    *args.not_finite = args.sum->not_finite;
-    *args.coefficient =
-        args.max_norm > 0.0 ? xdi_cuda_clip_coefficient(args.form, args.max_norm, norm) : 1.0f;
-    if (args.status) args.status->not_finite += args.sum->not_finite;
+static __global__ void xdi_cuda_clip_kernel(const __grid_constant__ xd_clip_args args) {
+    if (threadIdx.x == 0) xd_clip_write(&args);
 }
 
 static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
@@ -2856,39 +2703,23 @@ template <int N> struct xdi_cuda_sums<N, false> {
     }
 };
 
-/* xd_fixed_add; a term or a sum that does not fit is counted instead. */
+/* xd_fixed_put; a term or a sum that does not fit is counted instead. */
 struct xdi_cuda_misfits {
     int64_t large, infinite;
 };
 
 static __device__ inline void xdi_cuda_fixed_add(xd_fixed *sum, double term, xdi_cuda_misfits *misfits) {
-    if (!(fabs(term) < 4194304.0)) {
-        misfits->large += isfinite(term) ? 1 : 0;
-        misfits->infinite += isfinite(term) ? 0 : 1;
-        return;
-    }
-    const double scaled = term * 1073741824.0; /* 2^30: exact */
-    const double high = floor(scaled);
-    const int64_t next = sum->high + (int64_t)high;
-    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) {
+    if (xd_fixed_put(sum, term)) return;
+    if (isfinite(term))
         misfits->large++;
-        return;
-    }
-    sum->high = next;
-    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+    else
+        misfits->infinite++;
 }
 
 /* Word by word: a sum in memory begins on any 8 bytes. */
 static __device__ inline void xdi_cuda_fixed_put(xd_fixed *to, xd_fixed sum) {
     to->high = sum.high;
     to->low = sum.low;
-}
-
-static __device__ inline double xdi_cuda_fixed_value(xd_fixed sum) {
-    const int64_t carry = sum.low >> 40;
-    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return __dadd_rn(__dmul_rn((double)(sum.high + carry), 1.0 / 1073741824.0),
-                     __dmul_rn((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
 template <int N> struct xdi_cuda_sums<N, true> {
@@ -3000,33 +2831,11 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
     })
 }
 
-static __device__ inline void xdi_cuda_loss_no_reference(double *ref) {
-    ref[XD_LOSS_MAX] = -(double)INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
-}
-
-/* Adds the next shard's references to those of the shards before it. */
-static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, double *ref) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins) {
-        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
-        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
-        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
-    }
-    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
-    xdi_cuda_loss_no_reference(ref);
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a.vocab.shards; i++)
-        xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
+        xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 /* One thread a row. */
@@ -3105,7 +2914,7 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
     const float e = w.hard || w.shared ? xdi_cuda_exp_of(dx, w.hard_factor) : 0.0f;
     if (w.hard) xdi_cuda_loss_add_power(sums, XD_LOSS_HARD, e, dx);
     if (w.hard && w.uniform)
-        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : (double)x - (double)w.max);
+        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : xd_sub((double)x, (double)w.max));
     if (!w.soft) return;
     const float dy = xdi_cuda_minus(y, w.teacher_max);
     const float e_s = w.shared ? e : xdi_cuda_exp_of(dx, w.soft_factor);
@@ -3140,7 +2949,7 @@ static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int6
     const int64_t target = xd_id_at(a.labels, r) - a.vocab.begin;
     if (target < 0 || target >= a.vocab.end - a.vocab.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
-    return max == -(double)INFINITY ? -(double)INFINITY : x - max;
+    return max == -(double)INFINITY ? -(double)INFINITY : xd_sub(x, max);
 }
 
 static __device__ inline void xdi_cuda_loss_put(void *to,
@@ -3214,31 +3023,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
         }
         if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
         if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
-        total[i] = xdi_cuda_fixed_value(sum);
-    }
-}
-
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor
- * is 0 has nothing to add, and its sums may be infinite. */
-static __device__ void xdi_cuda_loss_rescale(const xd_loss_args &a, const double *ref, const double *own,
-                                             const double *sums, int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double z = shift / a.temperature;
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a.temperature;
-    const double f = exp(z), g = exp(teacher_shift);
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a.uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a.divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a.divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a.divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a.temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
+        total[i] = xd_fixed_read(sum);
     }
 }
 
@@ -3250,7 +3035,7 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
         const int64_t begin = a.vocab.offsets[i], end = a.vocab.offsets[i + 1];
-        xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
+        xd_loss_rescale(&a, ref, own, sums, end - begin, total);
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         if (label >= begin && label < end)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -3258,73 +3043,16 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation when d
- * is small: xdi_loss_log_ratios. */
-static __device__ inline void xdi_cuda_loss_log_ratios(double d, double beta, double *student,
-                                                       double *teacher) {
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static __device__ void xdi_cuda_loss_combine_soft(const xd_loss_args &a, const double *total,
-                                                  xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a.temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a.divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_cuda_loss_log_ratios(row->soft_log - row->teacher_log - top_gap, a.beta, &row->top, &unused);
-        break;
-    }
-}
-
 /* The scalars of a row from the references and sums of all of it. */
 static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64_t r, const double *ref,
                                                     const double *total, xd_loss_row *row) {
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
     if (label < 0 || label >= a.vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
-    if (!a.fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_cuda_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a.uniform_weight != 0.0)
-            row->hard += a.uniform_weight * ((double)a.vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static __device__ inline void xdi_cuda_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(&a, xdi_cuda_loss_has_hard(a), xdi_cuda_loss_has_soft(a), a.vocab.size, total, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -3341,7 +3069,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
     }
     a.row[r] = row;
 }
@@ -3377,7 +3105,7 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xdi_cuda_loss_log_ratios in f32, every step rounded by itself. */
+/* xd_log_ratios in f32, every step rounded by itself. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
     const float rest = __fsub_rn(1.0f, beta);
@@ -3466,15 +3194,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
             total += static_cast<const double *>(a.all_mixtures)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
-}
-
-static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
-                                                            double student, xd_loss_row *row) {
-    row->mean = student;
-    row->soft = a.beta * teacher + (1.0 - a.beta) * (student + row->top);
-    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xdi_cuda_loss_clear_finding(row);
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 /* One thread a row. */
@@ -3482,7 +3202,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xdi_cuda_loss_mixture_scalars(a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 
@@ -3555,24 +3275,12 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
 static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
                                                           const xd_loss_row &row,
                                                           const xdi_cuda_loss_column &column) {
-    const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
-    double g = 0.0, soft = 0.0, student, teacher;
-    if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.vocab.begin == xd_id_at(a.labels, r);
-        g = a.hard_weight *
-            (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
-    }
-    if (!xdi_cuda_loss_has_soft(a)) return a.row_scale[r] * g;
-    const double t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    if (a.divergence == XD_KL_REVERSE) {
-        if (p > 0.0) soft = p * (z - (column.y - row.teacher_at_arg) / a.temperature - row.mean);
-    } else if (a.divergence != XD_JSD) {
-        soft = exp(s) - exp(t);
-    } else if (p > 0.0) {
-        xdi_cuda_loss_log_ratios(t - s, a.beta, &student, &teacher);
-        soft = p * (1.0 - a.beta) * ((student - row.top) - row.mean);
-    }
-    return a.row_scale[r] * (g + a.soft_weight / a.temperature * soft);
+    double g = 0.0;
+    if (xdi_cuda_loss_has_hard(a))
+        g = xd_loss_hard_gradient(&a, &row, column.x, column.at + a.vocab.begin == xd_id_at(a.labels, r));
+    if (xdi_cuda_loss_has_soft(a))
+        g = xd_loss_add_soft(&a, g, xd_loss_soft_gradient(&a, &row, column.x, column.y));
+    return xd_mul(a.row_scale[r], g);
 }
 
 template <typename X, typename Y, int TEAM>
@@ -3649,7 +3357,7 @@ struct xdi_cuda_loss_sweep {
     xdi_cuda_largest student, teacher;
 };
 
-/* Brings the sums to new references: xdi_loss_rescale for one thread. Sums of nothing stay 0. */
+/* Brings the sums to new references: xd_loss_rescale for one thread. Sums of nothing stay 0. */
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
                                                  float teacher_max, float at_arg) {
     double *sum = t->sums.whole.sum;
@@ -3750,7 +3458,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xd_loss_row row;
         memset(&row, 0, sizeof row);
         if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -3760,7 +3468,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xdi_cuda_loss_mixture_scalars(a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }
@@ -4071,19 +3779,19 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS],
                                                        xd_loss_row *row) {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
-    xdi_cuda_loss_no_reference(ref);
-    for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
+    xd_loss_no_reference(ref);
+    for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
         const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
+        xd_loss_rescale(&a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xdi_cuda_loss_clear_finding(row);
+    xd_loss_clear_finding(row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
@@ -4112,7 +3820,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xdi_cuda_loss_mixture_scalars(a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();
@@ -4387,7 +4095,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
     if (threadIdx.x != 0) return;
     const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
     const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
-    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    const double value = refused == 0 ? xd_fixed_read(weight) : 0.0;
     out->value = value;
     out->inverse = value > 0.0 ? 1.0 / value : 0.0;
     out->positions = positions;
@@ -4496,7 +4204,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
 
 static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
                                                  const xdi_cuda_rows_value &v) {
-    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.row_loss) a.row_loss[r] = (float)xd_loss_of_row(a.hard_weight, v.hard, a.soft_weight, v.soft);
     if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
@@ -4505,7 +4213,7 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
                                                     xdi_cuda_rows_findings *found) {
-    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const double weight = xdi_cuda_rows_weight(a, r), scale = xd_mul(weight, *a.factor);
     const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
     xdi_cuda_rows_show(a, r, v);
     if (!xdi_cuda_rows_counts(a.positions, r)) return;
@@ -4579,7 +4287,7 @@ static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+    return a.fixed ? xd_fixed_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
@@ -4704,13 +4412,6 @@ static __device__ inline double xdi_cuda_mft_side(const xd_mft_args &a, int shar
     return a.all_sides[(shard * a.student.rows + r) * XD_MFT_SIDES + side];
 }
 
-/* A row whose loss is not finite has none. */
-static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
 /* ---- at_label and correct: one thread a row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
@@ -4729,45 +4430,21 @@ static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_arg
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
 }
 
-static __device__ inline double xdi_cuda_mft_share(double favourite, double label, bool right,
-                                                   double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-static __device__ inline double xdi_cuda_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
     for (int i = 0; i < a.vocab.shards; i++) {
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a.temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)xd_id_at(a.labels, r), a.threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
-                xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
-                xdi_cuda_mft_entropy((1.0 - mu) * label + mu) - mu * log_p;
-    xdi_cuda_mft_judge(row);
+    xd_mft_correct(&a, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0) return;
-    const xd_loss_row exchanged = a.row[r];
-    xd_loss_row row = exchanged;
-    row.max = exchanged.teacher_max;
-    row.teacher_max = exchanged.max;
-    row.soft_log = fmax(exchanged.teacher_log, 0.0);
-    row.teacher_log = fmax(exchanged.soft_log, 0.0);
+    xd_loss_row row = a.row[r];
+    xd_mft_change_sides(&row);
     if (row.finding == (int)XD_ROW_FINE) xdi_cuda_mft_correct_row(a, r, &row);
     a.row[r] = row;
 }
@@ -4835,19 +4512,12 @@ static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft
     return column;
 }
 
-/* xdi_mft_write_at of kernel/cpu/mft.c. */
 static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
                                              const xdi_cuda_mft_column &column) {
-    const xd_loss_row &row = a.row[r];
-    const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
-    const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.vocab.begin == xd_id_at(a.labels, r);
-    const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
-    if (a.terms.data)
-        xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
-    if (a.gradient.data)
-        xdi_cuda_set_element(a.gradient, r, column.at,
-                             (float)(a.row_scale[r] * a.weight / a.temperature * (exp(log_p) - q)));
+    double term, gradient;
+    xd_mft_column(&a, r, column.x, column.y, column.at + a.vocab.begin == xd_id_at(a.labels, r), &term, &gradient);
+    if (a.terms.data) xdi_cuda_set_element(a.terms, r, column.at, (float)term);
+    if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, column.at, (float)gradient);
 }
 
 /* A thread writes the eight columns that it has read. */
@@ -4932,15 +4602,11 @@ static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args
     })
 }
 
-/* xdi_cosine_exponent of kernel/cpu/mft.c. */
 static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
                                                     int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a.fixed && i < a.vocab.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 template <bool FIXED, int TEAM>
@@ -4953,10 +4619,10 @@ static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, in
         const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const double p = (double)x.at[i] * x_scale, q = (double)y.at[i] * y_scale;
-            sums->add_wide(XD_COSINE_STUDENT, __dmul_rn(p, p));
-            sums->add_wide(XD_COSINE_TEACHER, __dmul_rn(q, q));
-            sums->add_wide(XD_COSINE_BOTH, __dmul_rn(p, q));
+            const double p = xd_mul((double)x.at[i], x_scale), q = xd_mul((double)y.at[i], y_scale);
+            sums->add_wide(XD_COSINE_STUDENT, xd_mul(p, p));
+            sums->add_wide(XD_COSINE_TEACHER, xd_mul(q, q));
+            sums->add_wide(XD_COSINE_BOTH, xd_mul(p, q));
         }
     }
 }
@@ -5005,26 +4671,21 @@ static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int
     for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
         if (a.fixed) {
-            exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
-            exact.low += static_cast<const xd_fixed *>(a.all_sums)[at].low;
+            xd_fixed_join(&exact, static_cast<const xd_fixed *>(a.all_sums)[at]);
         } else {
-            total += static_cast<const double *>(a.all_sums)[at];
+            total = xd_add(total, static_cast<const double *>(a.all_sums)[at]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
-    int x_exponent = 0, y_exponent = 0;
-    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cuda_mft_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean =
-        __ddiv_rn(both, __dmul_rn(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST)));
-    row->soft = x_fits && y_fits ? __dsub_rn(1.0, row->mean) : (double)NAN;
-    xdi_cuda_mft_judge(row);
+    int exponents[XD_MFT_SIDES] = { 0, 0 };
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -5045,24 +4706,13 @@ static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args 
 
 /* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
 
-/* xdi_cosine_slope of kernel/cpu/mft.c. */
-static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
-                                                 double *of_y) {
-    const xd_loss_row &row = a.row[r];
-    const double scale = __dmul_rn(a.row_scale[r], a.weight);
-    *of_x = *of_y = 0.0;
-    if (row.max < XD_COSINE_LEAST) return;
-    *of_x = __ddiv_rn(__ddiv_rn(__dmul_rn(scale, row.mean), row.max), row.max);
-    *of_y = __ddiv_rn(__ddiv_rn(-scale, row.max), fmax(row.teacher_max, XD_COSINE_LEAST));
-}
-
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.vocab.end - a.vocab.begin : 0, width = a.gradient.cols;
     double of_x, of_y;
-    xdi_cuda_mft_slope(a, r, &of_x, &of_y);
+    xd_cosine_slope(&a, r, &of_x, &of_y);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
         xdi_cuda_eight g = {};
         if (c < columns) {
@@ -5071,7 +4721,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++)
                 g.at[i] =
-                    (float)__dadd_rn(__dmul_rn(of_x, (double)x.at[i]), __dmul_rn(of_y, (double)y.at[i]));
+                    (float)xd_add(xd_mul(of_x, (double)x.at[i]), xd_mul(of_y, (double)y.at[i]));
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
@@ -5526,8 +5176,8 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
             sum[which].low += part[1];
         }
     side->max = a.maxima[r];
-    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
-    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    side->outside = xd_fixed_read(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xd_fixed_read(sum[XD_TOPK_ENTROPY]);
     if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
     if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
 }
@@ -5545,12 +5195,9 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (max > side->max) side->max = max;
     }
     for (int i = 0; i < a.vocab.shards; i++) {
-        const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
-                     f = exp(shift);
-        const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
-        if (!(f > 0.0)) continue;
-        side->outside += f * outside;
-        side->entropy += f * (xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY) + outside * shift);
+        xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY));
     }
 }
 
@@ -5602,22 +5249,15 @@ struct xdi_cuda_topk_entries {
     double *g;     /* [k] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double tail_s, tail_t;                /* logarithms of the tail */
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    double tail_t; /* logarithm of the teacher's tail */
+    bool tail;     /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 };
 
 #define XDI_CUDA_TOPK_EACH(e, j)                                                            \
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
         if ((e)->ids[j] >= 0)
-
-/* Smallest tail: 1 - e^-1e-7. */
-static __device__ inline double xdi_cuda_topk_floor() {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
 static __device__ inline double xdi_cuda_topk_normalise(const xdi_cuda_topk_entries *e, const double *values,
@@ -5644,18 +5284,12 @@ static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_kl_arg
     double inside = 0.0;
     XDI_CUDA_TOPK_EACH(e, j) inside += exp((values[j] - side.max) / a.temperature);
     inside = xdi_cuda_warp_sum(inside);
-    const double total = inside + side.outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side.outside / total;
-    e->outside_entropy = side.entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, &side, e->tail);
     if (a.mode == XD_TOPK_RENORMALISE) {
         xdi_cuda_topk_normalise(e, values, a.temperature, e->s);
     } else {
-        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->log;
+        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->at.log;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_cuda_topk_floor();
-    e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
 }
 
 static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_args &a, int64_t r,
@@ -5663,53 +5297,27 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_arg
     const double *values = a.teacher_values + r * a.k;
     const double tau = a.teacher_temperature;
     const double sum = xdi_cuda_topk_normalise(e, values, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a.teacher_side) {
-        const xd_topk_side side = a.teacher_side[r];
-        const double inside = exp(sum - side.max / tau);
-        whole = side.max / tau + log(inside + side.outside);
-        outside = side.outside / (inside + side.outside);
-    } else if (a.teacher_log) {
-        whole = a.teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a.teacher_side ? a.teacher_side + r : nullptr, tau,
+                               !a.teacher_side && a.teacher_log ? a.teacher_log[r] : 0.0);
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
-        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
+        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - teacher.whole;
     }
-    e->teacher_mass = exp(sum - whole);
-    if (!a.teacher_side) outside = -expm1(sum - whole);
-    e->tail_t = log(outside < xdi_cuda_topk_floor() ? xdi_cuda_topk_floor() : outside);
+    e->teacher_mass = teacher.mass;
+    e->tail_t = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, double weight,
                                                     xd_topk_row *row) {
     double mass = xdi_cuda_topk_mass(e, e->t), loss = 0.0;
-    const double tail = exp(e->tail_t);
-    if (e->tail_flows) mass += tail;
-    XDI_CUDA_TOPK_EACH(e, j) {
-        const double t = exp(e->t[j]);
-        if (t > 0.0) loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->loss += xdi_cuda_warp_sum(loss);
-    if (e->tail && tail > 0.0) row->loss += weight * tail * (e->tail_t - e->tail_s);
-    row->outside += weight * (e->tail_flows ? mass - tail / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static __device__ inline double xdi_cuda_topk_ratio(double s, double t, double beta, double *loss) {
-    const double p = exp(s), q = exp(t);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (s - t);
-        return p > 0.0 ? s - t : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_cuda_loss_log_ratios(t - s, beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    double at_tail = 0.0; /* the tail's gradient is that of the outside */
+    if (e->at.tail_flows) mass = xd_add(mass, exp(e->tail_t));
+    XDI_CUDA_TOPK_EACH(e, j) loss = xd_add(loss, xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]));
+    row->loss = xd_add(row->loss, xdi_cuda_warp_sum(loss));
+    if (e->tail)
+        row->loss = xd_add(row->loss, xd_topk_forward(e->at.tail, e->tail_t, weight, mass, &at_tail));
+    row->outside = xd_add(row->outside, xd_topk_forward_outside(&e->at, weight, mass, exp(e->tail_t)));
 }
 
 /* The entry with most mass, the lowest among equals. */
@@ -5731,11 +5339,11 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
     double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, mean = 0.0, losses = 0.0;
     if (e->tail) {
-        const double r = xdi_cuda_topk_ratio(e->tail_s, e->tail_t, beta, &loss);
-        row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        const double r = xd_topk_ratio(e->at.tail, e->tail_t, beta, &loss);
+        row->loss = xd_add(row->loss, xd_mul(weight, loss));
+        if (e->at.tail_flows) offset = outside = r + one;
     }
-    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->outside_mass, INT64_MAX };
+    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->at.outside_mass, INT64_MAX };
     XDI_CUDA_TOPK_EACH(e, j) {
         const double mass = exp(e->s[j]);
         if (!(mass > most.mass)) continue;
@@ -5743,31 +5351,27 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
         most.j = j;
     }
     most = xdi_cuda_warp_reduce(most, xdi_cuda_topk_most_join());
-    if (most.j != INT64_MAX) offset = xdi_cuda_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
+    if (most.j != INT64_MAX) offset = xd_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
     XDI_CUDA_TOPK_EACH(e, j) {
-        const double r = xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
-        losses += weight * loss;
-        if (e->s[j] > -(double)INFINITY) mean += exp(e->s[j]) * (r - offset);
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
+        losses = xd_add(losses, xd_mul(weight, loss));
+        if (e->s[j] > -(double)INFINITY) mean = xd_add(mean, xd_mul(exp(e->s[j]), xd_sub(r, offset)));
     }
     row->loss += xdi_cuda_warp_sum(losses);
     mean = xdi_cuda_warp_sum(mean);
     if (!renormalised)
-        mean += (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+        mean = xd_add(mean, xd_topk_outside_mean(&e->at, outside, offset, zero_outside));
     XDI_CUDA_TOPK_EACH(e, j)
-    e->g[j] +=
-        weight * exp(e->s[j]) * (xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one - offset - mean);
-    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    e->g[j] = xd_add(e->g[j], xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one, offset, mean));
+    if (!renormalised)
+        row->outside = xd_add(row->outside, xd_mul(weight, xd_sub(xd_sub(outside, offset), mean)));
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args &a, int64_t r,
                                                            xdi_cuda_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a.beta;
-    if (a.divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a.divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
     __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
@@ -5778,11 +5382,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a.side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
@@ -6159,23 +5759,11 @@ static xd_topk_kernels xdi_cuda_topk_table() {
 
 /* ---- cells ---- */
 
-#define XDI_CUDA_CELL_NAN ((int64_t)1 << 57)
-#define XDI_CUDA_CELL_MINUS_INFINITY (-2097152.0)
-
-/* xdi_cells_add */
 template <bool FIXED> static __device__ inline void xdi_cuda_cell_add(double *cells, int64_t i, double term) {
-    if (!FIXED) {
-        cells[i] = __dadd_rn(cells[i], term);
-        return;
-    }
-    xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    const double low = XDI_CUDA_CELL_MINUS_INFINITY;
-    xdi_cuda_misfits misfits = {};
-    if (cell->high >= XDI_CUDA_CELL_NAN / 2 ||
-        (term == -(double)INFINITY && xdi_cuda_fixed_value(*cell) < low / 2.0))
-        return;
-    xdi_cuda_fixed_add(cell, term == -(double)INFINITY ? low : term, &misfits);
-    if (misfits.large + misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    if (FIXED)
+        xd_cell_put(reinterpret_cast<xd_fixed *>(cells) + i, term);
+    else
+        cells[i] = xd_add(cells[i], term);
 }
 
 /* A team's sum into its cell. */
@@ -6187,9 +5775,8 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
 static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
                                                  const xdi_cuda_sums<1, true>::totals &sum) {
     xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    cell->high += sum.sum[0].high;
-    cell->low += sum.sum[0].low;
-    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    xd_fixed_join(cell, sum.sum[0]);
+    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XD_CELL_NAN;
 }
 
 static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_t row, int64_t column) {
@@ -6610,14 +6197,8 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
 
 /* ---- cells ---- */
 
-/* xdi_cells_value */
 static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
-    if (!fixed) return cells[i];
-    const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
-                            reinterpret_cast<const int64_t *>(cells)[2 * i + 1] };
-    const double value = xdi_cuda_fixed_value(cell);
-    if (cell.high >= XDI_CUDA_CELL_NAN / 2) return (double)NAN;
-    return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+    return fixed ? xd_cell_read(reinterpret_cast<const xd_fixed *>(cells)[i]) : cells[i];
 }
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_settle_kernel(const double *cells, int64_t count,
@@ -7135,7 +6716,7 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
     const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x != 0) return;
     const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
-    m.out[0] = fits ? xdi_cuda_fixed_value(totals.sum[0]) : (double)NAN;
+    m.out[0] = fits ? xd_fixed_read(totals.sum[0]) : (double)NAN;
     m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
 }
 
@@ -7815,31 +7396,6 @@ static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a
 enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
 typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
 
-/* xdi_cpu_jsd_entry */
-static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double difference = log(q) - log(p);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * difference;
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = -p * difference;
-        *slope = 1.0 - difference;
-    } else {
-        xdi_cuda_loss_log_ratios(difference, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
-static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
-    const uint32_t key = (uint32_t)(record >> 32);
-    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
-}
-
 /* What a block needs to know of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
@@ -7858,8 +7414,8 @@ struct xdi_cuda_uld_pair {
         const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
         const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
         const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
-        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
-        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
+        const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
         const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
@@ -7875,7 +7431,7 @@ struct xdi_cuda_uld_pair {
         const double v =
             teacher(xdi_cuda_element(a.side[XD_ULD_TEACHER].logits, chunk.base[XD_ULD_TEACHER], t));
         double d;
-        sums->add_wide(XDI_CUDA_ULD_MATCHED, xdi_cuda_jsd_entry(u, v, a.beta, &d));
+        sums->add_wide(XDI_CUDA_ULD_MATCHED, xd_jsd_entry(u, v, a.beta, &d));
         if (!slope) return;
         slope[s] = (float)(a.matched_weight * d);
         sums->add_wide(XDI_CUDA_ULD_MEAN, a.matched_weight * d * u);
@@ -8005,7 +7561,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
          i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
         const int64_t r = i / a.student.cols, c = i % a.student.cols;
         double slope;
-        mine.value += xdi_cuda_jsd_entry((double)xdi_cuda_element(a.student, r, c),
+        mine.value += xd_jsd_entry((double)xdi_cuda_element(a.student, r, c),
                                          (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
         if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
     }
@@ -8021,41 +7577,11 @@ static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
                            blocks);
 }
 
-static __device__ inline double xdi_cuda_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-static __device__ inline double xdi_cuda_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* xdi_cpu_estimate_one */
-static __device__ inline void xdi_cuda_estimate_one(const xd_estimate_args &a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a.reference[i] - (double)a.logprobs[i];
-    const double rho = fmax(-a.input_clamp, fmin(a.input_clamp, free_rho));
-    const double weight = a.weight ? (double)a.weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cuda_estimate_value(a.kind, rho);
-    double slope = rho == free_rho ? xdi_cuda_estimate_slope(a.kind, rho) : 0.0;
-    if (a.output_clamp != 0.0 && fabs(value) > a.output_clamp) {
-        value = value > 0.0 ? a.output_clamp : -a.output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a.values) a.values[i] = (float)value;
-    if (a.gradient) a.gradient[i] = (float)(weight * slope);
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
     xd_uld_sum mine = { 0.0, -1 };
     for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_estimate_one(a, i, &mine);
+        xd_estimate_one(&a, i, &mine);
     xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
 }
 
@@ -8246,4 +7772,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 cc6606df8cd40d9166cee84b47734e4baa704bdcc78ab50fa3b4e47fead6cd0e */
+/* xdistill sha256 3b36ce7bbc429094fe36942cf62bfe6b175e53de84451106005c1d290cb873e3 */

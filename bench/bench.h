@@ -94,7 +94,8 @@ static void bench_first_line(const char *command, char *line, int size) {
 static void bench_describe(bench_machine *m) {
     bench_first_line("sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null", m->cpu,
                      (int)sizeof m->cpu);
-    bench_first_line("git describe --always --dirty 2>/dev/null", m->commit, (int)sizeof m->commit);
+    bench_first_line("echo ${XDISTILL_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}",
+                     m->commit, (int)sizeof m->commit);
     m->cores = sysconf(_SC_NPROCESSORS_ONLN);
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     m->cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -229,6 +230,7 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
     fprintf(json,
             "\"device\":{\"cpu\":\"%s\",\"cores\":%ld,\"llc_bytes\":%ld,\"commit\":\"%s\",\"utc\":\"%s\"}}\n",
             m->cpu, m->cores, m->cache_bytes, m->commit, utc);
+    fflush(json); /* a row that was measured is kept, whatever becomes of the next */
 }
 
 /* Times the row and prints it; appends the JSON line to `json` when it is not NULL. Returns false when the error is

@@ -22,10 +22,11 @@
 #    define GPU_PARAMS (1 << 28)
 #    define GPU_HEAD_ROWS 2048
 #    define GPU_WIDTH 2048
+#    define GPU_ARRAYS 1000
 #    define GPU_ARRAY 4096 /* elements of each of many small arrays */
 #endif
 
-enum { CHECKED_ROWS = 2, CHECKED_PARAMS = 1 << 12, ARRAYS = 1000, PATTERN = 1 << 22 };
+enum { CHECKED_ROWS = 2, CHECKED_PARAMS = 1 << 12, PATTERN = 1 << 22 };
 
 static bench_machine machine;
 static FILE *json;
@@ -299,6 +300,7 @@ static void bench_head(const char *cublas) {
     c.head.weight_gradient = (float *)device_room((size_t)(columns * width) * sizeof(float));
     c.head.bf16 = true;
     c.head.loss.common.labels.data = device_labels(rows, columns);
+    c.head.loss.hard_weight = 1.0;
     c.head.loss.vocab = c.vocab;
     c.head.loss.common.denominator_value = (double)rows;
     c.head.loss.common.status = (xd_status *)device_room(sizeof *c.head.loss.common.status);
@@ -353,7 +355,7 @@ static void launch_norm(gpu_case *c) {
 
 /* `arrays` parameters of `count` elements each, bf16 with bf16 gradients. */
 static void open_params(gpu_case *c, void (*launch)(gpu_case *), int64_t arrays, int64_t count, bool optimizer, bool ema) {
-    static char name[ARRAYS][16];
+    static char name[GPU_ARRAYS][16];
     open_case(c, launch);
     char *values = (char *)device_noise(arrays * count, XD_DTYPE_BF16, 1.0, 5);
     char *gradients = (char *)device_noise(arrays * count, XD_DTYPE_BF16, 1.0, 6);
@@ -500,7 +502,7 @@ int main(int argc, char **argv) {
     bench_loss("jsd_fwd_bwd", XD_DTYPE_BF16, true, XD_JSD, 0.85);
     for (const param_bench &b : params) {
         bench_params(&b, 1, GPU_PARAMS);
-        bench_params(&b, ARRAYS, GPU_ARRAY);
+        bench_params(&b, GPU_ARRAYS, GPU_ARRAY);
     }
     bench_head(NULL);
     if (has_cublas()) bench_head("");

@@ -126,6 +126,7 @@ static void print_row(const member *m, operation op, int64_t bytes, const double
             "\"p90\":%.4g},\"achieved\":{\"busbw_GBps\":%.4g},\"device\":{\"gpu\":\"%s\",\"commit\":\"%s\"}}\n",
             operation_names[op], mode, (long long)bytes, m->w->size, a.median * 1e3, a.low * 1e3, a.high * 1e3,
             2 * ROUNDS, ROUNDS, r.median, r.low, r.high, factor / a.median, m->w->machine->cpu, m->w->machine->commit);
+    fflush(m->w->json);
 }
 
 /* A B B A, so that a drift of the clocks falls on both. */

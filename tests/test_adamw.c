@@ -72,6 +72,26 @@ XD_TEST(adamw_follows_the_published_vector) {
 }
 
 /* Five steps of one kind over 1003 elements; returns the hash of values and state. */
+/* Adam is AdamW without a decay, and both are what their recipes say. */
+XD_TEST(recipes_are_the_published_defaults) {
+    float value[4] = { 1, -2, 3, -4 }, gradient[4] = { 0.5f, 0.25f, -1, 2 }, expected[4];
+    const xd_param param = adamw_param("w", value, gradient, 4);
+    const xd_optimizer_desc w = xd_adamw_defaults(&param, 1), a = xd_adam_defaults(&param, 1);
+    CHECK(w.learning_rate == 1e-3 && w.beta1 == 0.9 && w.beta2 == 0.999 && w.weight_decay == 1e-2);
+    CHECK(a.learning_rate == 1e-3 && a.beta1 == 0.9 && a.beta2 == 0.999 && a.weight_decay == 0.0);
+    CHECK(a.params == &param && a.param_count == 1);
+    for (int i = 0; i < 4; i++) /* the first step is the learning rate, against the gradient's sign */
+        expected[i] = value[i] - (gradient[i] > 0 ? 1e-3f : -1e-3f);
+    xd_ctx *ctx = adamw_ctx();
+    xd_optimizer *optimizer = NULL;
+    CHECK(xd_optimizer_create(ctx, &a, &optimizer) == XD_OK);
+    CHECK(xd_optimizer_settings(optimizer)->eps == 1e-8);
+    CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(value[i], expected[i], 1e-6);
+    xd_optimizer_destroy(optimizer);
+    xd_ctx_destroy(ctx);
+}
+
 static uint64_t adamw_run(xd_optimizer_kind kind, float gradient_scale) {
     enum { N = 1003 };
     static float value[N], gradient[N];

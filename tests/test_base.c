@@ -31,6 +31,18 @@ XD_TEST(dtypes_know_their_size_name_and_kind) {
     CHECK_EQ_INT(xd_dtype_from_name("f32"), XD_DTYPE_NONE);
 }
 
+XD_TEST(the_best_cpu_level_is_the_highest_that_there_is_and_the_default) {
+    const xd_cpu_level best = xd_cpu_best();
+    xd_ctx *ctx = NULL;
+    CHECK(best >= XD_CPU_PLAIN && xd_cpu_supports(best));
+    for (int level = (int)best + 1; level <= (int)XD_CPU_AVX512_BF16; level++)
+        CHECK(!xd_cpu_supports((xd_cpu_level)level));
+    const xd_ctx_desc desc = { .cpu = best };
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_ctx_settings(ctx)->cpu, best);
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- 16-bit floats ---- */
 
 typedef struct half_format {

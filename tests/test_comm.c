@@ -3,6 +3,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 static const int rank_counts[] = { 1, 2, 3, 5, 8 };
@@ -371,6 +372,47 @@ XD_TEST(a_forest_is_cut_into_aligned_powers_of_two) {
     CHECK_EQ_INT(xd_leaves_nodes(5, 0), 0);
     CHECK_EQ_INT(xd_leaves_node_size(4, 7), 2);
     CHECK_EQ_INT(xd_leaves_node_size(0, 7), 4);
+}
+
+/* ---- threads of the caller's own ---- */
+
+typedef struct guest {
+    xd_thread_world *world;
+    int rank, sum;
+} guest;
+
+static void *visit(void *argument) {
+    guest *g = (guest *)argument;
+    const xd_ctx_desc desc = { .init_timeout_seconds = 20, .timeout_seconds = 20 };
+    xd_ctx *ctx = NULL;
+    xd_comm *comm = NULL;
+    const int one = g->rank + 1;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_thread_world_join(g->world, ctx, g->rank, &comm), XD_OK);
+    if (comm) {
+        CHECK(xd_comm_size(comm) == 4 && xd_comm_rank(comm) == g->rank);
+        CHECK(xd_all_reduce(comm, &one, &g->sum, 1, XD_DTYPE_I32, XD_SUM) == XD_OK);
+    }
+    xd_comm_destroy(comm);
+    xd_ctx_destroy(ctx);
+    return NULL;
+}
+
+XD_TEST(threads_that_the_caller_started_join_a_world) {
+    xd_ctx *ctx = NULL;
+    xd_thread_world *world = NULL;
+    pthread_t threads[4];
+    guest guests[4];
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_thread_world_create(ctx, 4, &world) == XD_OK);
+    for (int r = 0; r < 4; r++) {
+        guests[r] = (guest){ world, r, 0 };
+        CHECK(pthread_create(&threads[r], NULL, visit, &guests[r]) == 0);
+    }
+    for (int r = 0; r < 4; r++) pthread_join(threads[r], NULL);
+    for (int r = 0; r < 4; r++) CHECK_EQ_INT(guests[r].sum, 10);
+    xd_thread_world_destroy(world);
+    xd_ctx_destroy(ctx);
 }
 
 /* ---- a group of one ---- */

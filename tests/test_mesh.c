@@ -168,6 +168,78 @@ XD_TEST(the_two_expert_grids_share_their_pipelines) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(ranks_coordinates_and_groups_agree_about_every_member) {
+    static const int order[12] = { 3, 1, 4, 15, 9, 2, 6, 5, 35, 8, 7, 0 };
+    const xd_axis axes[3] = { { "pp", 2 }, { "dp", 3 }, { "tp", 2 } };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    unsigned mask = 0;
+    int by_name[12], by_mask[12], size = 0, at = 0;
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ axes, 3, NULL, order, 12, 36 }, &t) == XD_OK);
+    for (int p = 0; p < 2; p++)
+        for (int d = 0; d < 3; d++)
+            for (int k = 0; k < 2; k++, at++) {
+                const int coordinate[3] = { p, d, k };
+                int back[3] = { -1, -1, -1 };
+                CHECK_EQ_INT(xd_topology_rank(&t, coordinate), order[at]);
+                CHECK(xd_topology_coordinate(&t, order[at], back) &&
+                      memcmp(back, coordinate, sizeof back) == 0);
+            }
+    CHECK(xd_topology_axes(ctx, &t, "tp,pp", &mask) == XD_OK);
+    CHECK_EQ_INT(mask, 1u << 0 | 1u << 2);
+    CHECK(xd_topology_groups(ctx, &t, "pp-tp", by_name, &size) == XD_OK);
+    CHECK_EQ_INT(xd_topology_groups_of(&t, mask, by_mask), size);
+    CHECK_EQ_INT(size, 4);
+    CHECK(memcmp(by_name, by_mask, sizeof by_name) == 0);
+    const char *const wrong[] = { "ep", "tp,tp", "", "tp," };
+    for (int i = 0; i < 4; i++) CHECK(xd_topology_axes(ctx, &t, wrong[i], &mask) == XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(mask, 1u << 0 | 1u << 2); /* untouched on failure */
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(topologies_are_equal_and_hash_alike_by_axes_names_and_ranks) {
+    static const int in_order[4] = { 0, 1, 2, 3 }, turned[4] = { 0, 2, 1, 3 };
+    const xd_axis grid[2] = { { "dp", 2 }, { "tp", 2 } }, other[2] = { { "dp", 2 }, { "cp", 2 } };
+    const xd_axis line[1] = { { "dp", 4 } };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t[5];
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, NULL, 0, 4 }, &t[0]) == XD_OK);
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, in_order, 4, 4 }, &t[1]) ==
+          XD_OK); /* what NULL means */
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, turned, 4, 4 }, &t[2]) == XD_OK);
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ other, 2, NULL, NULL, 0, 4 }, &t[3]) == XD_OK);
+    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ line, 1, NULL, NULL, 0, 4 }, &t[4]) == XD_OK);
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) {
+            const bool same = i == j || (i < 2 && j < 2);
+            CHECK_EQ_INT(xd_topology_equal(&t[i], &t[j]), same);
+            CHECK_EQ_INT(xd_topology_hash(&t[i]) == xd_topology_hash(&t[j]), same);
+        }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_hash_is_the_published_one_and_goes_on_from_a_seed) {
+    CHECK(xd_hash(0, "", 0) == 0xcbf29ce484222325u); /* FNV-1a's test vectors */
+    CHECK(xd_hash(0, "a", 1) == 0xaf63dc4c8601ec8cu);
+    CHECK(xd_hash(0, "foobar", 6) == 0x85944171f73967e8u);
+    CHECK(xd_hash(xd_hash(0, "foo", 3), "bar", 3) == xd_hash(0, "foobar", 6));
+}
+
+static xd_result agree_on_a_hash(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world);
+    const char *message;
+    (void)argument;
+    CHECK_EQ_INT(xd_agree_same(world, 7, "the plan"), XD_OK);
+    CHECK_EQ_INT(xd_agree_same(world, me == 2 ? 8 : 7, "the plan"), XD_ERROR_MISMATCH);
+    message = xd_last_error(xd_comm_ctx(world))->message;
+    CHECK(strstr(message, "the plan") && strstr(message, "2"));
+    return xd_barrier(world); /* the group goes on */
+}
+
+XD_TEST(ranks_with_another_hash_are_named_together_with_the_thing) {
+    CHECK(xd_run_threads(4, NULL, agree_on_a_hash, NULL, NULL) == XD_OK);
+}
+
 static xd_result refused_meshes(xd_comm *world, void *argument) {
     static const int twice[2] = { 1, 1 }, beyond[2] = { 0, 9 };
     static const struct {
@@ -322,7 +394,7 @@ static xd_result two_meshes(xd_comm *world, void *argument) {
     xd_mesh_desc d;
     xd_mesh *teacher = NULL, *student = NULL;
     xd_comm *group = NULL;
-    int c = -1;
+    int c = -1, size = -1;
     (void)argument;
     memset(&d, 0, sizeof d);
     d.axes[0].name = "tp", d.axes[0].size = -1;
@@ -333,6 +405,10 @@ static xd_result two_meshes(xd_comm *world, void *argument) {
     d.axes[0].name = "dp", d.axes[0].size = 5;
     CHECK(xd_mesh_create(world, &d, &student) == XD_OK);
     if (!teacher || !student) return XD_ERROR_STATE;
+    CHECK(xd_mesh_world(teacher) == world && xd_mesh_world(student) == world);
+    CHECK(xd_mesh_axis_size(teacher, "tp", &size) == XD_OK && size == 3); /* known outside of it too */
+    CHECK(xd_mesh_axis_size(student, NULL, &size) == XD_OK && size == 5);
+    CHECK_EQ_INT(xd_mesh_axis_size(student, "tp", &size), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(xd_mesh_is_member(teacher), teaches);
     CHECK_EQ_INT(xd_mesh_coordinate(teacher, "tp", &c), teaches ? XD_OK : XD_ERROR_STATE);
     CHECK_EQ_INT(c, teaches ? (me + 2) % 6 / 2 : -1);

@@ -600,6 +600,94 @@ XD_TEST(a_parallel_for_that_does_not_run_each_piece_once_is_named_with_the_piece
     norm_with(&own, "parallel_for asked for piece 2 of 2");
 }
 
+/* ---- a parallel_for that fails on one rank ---- */
+
+enum { FAULTY_RANKS = 3, FAULTY = 1 };
+
+/* Runs the pieces here, in order; on one thread not all of them, or one twice. */
+typedef struct shared_loop {
+    pthread_t faulty;
+    int how; /* atomic; 0: as it should be, 1: piece 0 is left out, 2: piece 1 is run twice */
+    double fair;
+    double norms[FAULTY_RANKS];
+} shared_loop;
+
+static void shared_run(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece),
+                       void *argument) {
+    shared_loop *l = (shared_loop *)user;
+    const int how = __atomic_load_n(&l->how, __ATOMIC_ACQUIRE);
+    const bool faulty = how > 0 && pthread_equal(l->faulty, pthread_self());
+    for (int64_t i = 0; i < pieces; i++) {
+        if (!(faulty && how == 1 && i == 0)) body(argument, i);
+        if (faulty && how == 2 && i == 1) body(argument, i);
+    }
+}
+
+static xd_result norm_of_weights(xd_ctx *ctx, xd_comm *comm, double *norm) {
+    xd_param param;
+    xd_gradient_norm_desc d;
+    xd_gradient_norm out;
+    memset(&param, 0, sizeof param);
+    memset(&d, 0, sizeof d);
+    memset(&out, 0, sizeof out);
+    param.name = "weights";
+    param.gradient = weights;
+    param.dtype = XD_DTYPE_F32;
+    param.count = ROWS * COLUMNS;
+    d.params = &param;
+    d.param_count = 1;
+    const xd_result result = xd_gradient_norm_compute(ctx, comm, &d, &out);
+    *norm = out.norm;
+    return result;
+}
+
+/* This rank's own error, or the others' that names it. */
+static void check_fault(xd_comm *world, xd_result result, const char *message) {
+    const xd_error *error = xd_last_error(xd_comm_ctx(world));
+    CHECK_EQ_INT(result, xd_comm_rank(world) == FAULTY ? XD_ERROR_STATE : XD_ERROR_PEER);
+    CHECK(strstr(error->message, message) != NULL);
+    CHECK(xd_comm_rank(world) == FAULTY || error->culprit == FAULTY);
+}
+
+static xd_result faulty_rank(xd_comm *world, void *argument) {
+    static const char *const messages[3] = { "", "parallel_for ran piece 0 of 2 0 times",
+                                             "parallel_for ran piece 1 of 2 2 times" };
+    shared_loop *l = (shared_loop *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int rank = xd_comm_rank(world);
+    double norm = 0.0;
+    if (rank == FAULTY) l->faulty = pthread_self();
+    for (int how = 1; how < 3; how++) {
+        CHECK_EQ_INT(xd_barrier(world), XD_OK);
+        if (rank == FAULTY) __atomic_store_n(&l->how, how, __ATOMIC_RELEASE);
+        check_fault(world, norm_of_weights(ctx, world, &norm), messages[how]); /* a collective call */
+        CHECK_EQ_INT(norm_of_weights(ctx, NULL, &norm), XD_OK); /* and one of this rank alone */
+        CHECK(norm == l->fair);
+        if (rank == FAULTY) __atomic_store_n(&l->how, 0, __ATOMIC_RELEASE);
+        check_fault(world, xd_barrier(world), messages[how]);
+    }
+    CHECK_EQ_INT(norm_of_weights(ctx, world, &l->norms[rank]), XD_OK);
+    return XD_OK;
+}
+
+XD_TEST(a_parallel_for_that_fails_on_one_rank_is_every_ranks_error) {
+    static shared_loop l;
+    xd_ctx_desc desc;
+    xd_ctx *ctx = NULL;
+    memset(&l, 0, sizeof l);
+    memset(&desc, 0, sizeof desc);
+    fill();
+    desc.threads = 2;
+    desc.timeout_seconds = desc.init_timeout_seconds = 1e9; /* nobody waits for it */
+    desc.parallel_for.run = shared_run;
+    desc.parallel_for.user = &l;
+    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+    CHECK_EQ_INT(norm_of_weights(ctx, NULL, &l.fair), XD_OK);
+    xd_ctx_destroy(ctx);
+    CHECK_EQ_INT(xd_run_threads(FAULTY_RANKS, &desc, faulty_rank, &l, NULL), XD_OK);
+    CHECK(l.norms[0] > 0.0 && l.norms[0] == l.norms[1] && l.norms[0] == l.norms[2]);
+}
+
 /* Ranks in threads of one process, each with a pool. */
 static xd_result pooled_rank(xd_comm *world, void *argument) {
     xd_ctx *ctx = xd_comm_ctx(world);

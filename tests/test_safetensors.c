@@ -391,6 +391,14 @@ static void check_file(bench *b, const char *name, xd_safetensors_mode mode) {
     }
     CHECK_EQ_STR(xd_safetensors_metadata(file, "format"), "pt");
     CHECK_EQ_STR(xd_safetensors_metadata(file, "note"), "line\nend");
+    const char *key = "untouched", *value = key;
+    CHECK(xd_safetensors_metadata_at(file, 0, &key, &value));
+    CHECK_EQ_STR(key, "format");
+    CHECK_EQ_STR(value, "pt");
+    CHECK(xd_safetensors_metadata_at(file, 1, &key, &value));
+    CHECK_EQ_STR(key, "note");
+    CHECK(!xd_safetensors_metadata_at(file, 2, &key, &value));
+    CHECK_EQ_STR(value, "line\nend"); /* untouched past the last */
     CHECK_EQ_INT(xd_safetensors_read_range(file, 0, 0, 16, doubles), XD_OK);
     CHECK(doubles[0] == 1.0 && doubles[1] == -2.0);
     CHECK_EQ_INT(xd_safetensors_read_range(file, 4, 1, 1, &byte), XD_OK);
@@ -591,6 +599,9 @@ static xd_result open_model(bench *b, int64_t files) {
     const xd_result result = xd_weights_files_open(b->ctx, b->directory, NULL, &model);
     if (result != XD_OK) return result;
     CHECK_EQ_INT(xd_weights_files_count(model), files);
+    int64_t tensors = 0;
+    for (int64_t f = 0; f < files; f++) tensors += xd_safetensors_count(xd_weights_files_at(model, f));
+    CHECK_EQ_INT(tensors, ENTRY_COUNT);
     for (int i = 0; i < ENTRY_COUNT; i++) {
         xd_safetensors *file = NULL;
         int64_t index = -1;

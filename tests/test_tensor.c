@@ -71,6 +71,71 @@ XD_TEST(chunks_follow_the_table_of_the_rule) {
     CHECK_EQ_INT(xd_chunk(INT64_MAX, 3, 1).begin, INT64_MAX / 3 + (INT64_MAX % 3 != 0));
 }
 
+XD_TEST(a_layout_counts_elements_and_bytes_and_moves_whole_to_one_rank) {
+    xd_ctx *ctx = plain_ctx();
+    const xd_topology t = grid(2, 3);
+    xd_layout_desc d = line(&t, 11);
+    xd_layout *cut = NULL, *same = NULL, *other = NULL, *alone = NULL;
+    xd_region region;
+    size_t bytes = 0;
+    d.ndim = 2;
+    d.shape[1] = 5;
+    d.placement[1].kind = XD_SHARD;
+    CHECK(xd_layout_create(ctx, &d, &cut) == XD_OK && xd_layout_create(ctx, &d, &same) == XD_OK);
+    d.placement[1].dim = 1;
+    CHECK(xd_layout_create(ctx, &d, &other) == XD_OK);
+    CHECK_EQ_INT(xd_layout_numel(cut), 55);
+    CHECK(xd_layout_hash(cut) == xd_layout_hash(same) && xd_layout_hash(cut) != xd_layout_hash(other));
+    for (int r = 0; r < 6; r++) { /* 4, 4 and 3 rows of 5 */
+        CHECK_EQ_INT(xd_tensor_bytes(cut, r, XD_DTYPE_BF16), r % 3 == 2 ? 30 : 40);
+        bytes += xd_tensor_bytes(cut, r, XD_DTYPE_F64);
+    }
+    CHECK_EQ_INT(bytes, 2 * 55 * 8);
+    CHECK_EQ_INT(xd_tensor_bytes(cut, 6, XD_DTYPE_F64), 0);
+    CHECK(xd_layout_on_rank(ctx, cut, 4, &alone) == XD_OK);
+    CHECK_EQ_INT(xd_layout_numel(alone), 55);
+    for (int r = 0; r < 6; r++) {
+        CHECK_EQ_INT(xd_layout_region(alone, r, &region), r == 4);
+        CHECK_EQ_INT(xd_tensor_bytes(alone, r, XD_DTYPE_U8), r == 4 ? 55 : 0);
+    }
+    xd_layout *const all[] = { cut, same, other, alone };
+    for (int i = 0; i < 4; i++) xd_layout_destroy(all[i]);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_redistribution_says_what_its_destination_measures) {
+    const xd_region window = { 2, { 1, 1 }, { { { 2, 9 } }, { { 1, 4 } } } };
+    xd_ctx *ctx = plain_ctx();
+    const xd_topology t = grid(3, 0);
+    xd_layout_desc d = line(&t, 11);
+    xd_layout *cut = NULL, *whole = NULL;
+    d.ndim = 2;
+    d.shape[1] = 5;
+    d.placement[0].kind = XD_SHARD;
+    CHECK(xd_layout_create(ctx, &d, &cut) == XD_OK && xd_layout_replicated(ctx, cut, &whole) == XD_OK);
+    for (int r = 0; r < 3; r++)
+        for (int form = 0; form < 3; form++) {
+            xd_redistribution *plan = NULL;
+            xd_redistribution_desc p;
+            int64_t shape[2] = { -1, -1 };
+            memset(&p, 0, sizeof p);
+            p.from = form ? cut : whole;
+            p.to = form ? whole : cut;
+            p.window = form == 2 ? &window : NULL;
+            p.dtype = XD_DTYPE_F32;
+            p.ranks = 3;
+            p.rank = r;
+            CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
+            xd_redistribution_shape(plan, shape);
+            CHECK_EQ_INT(shape[0], form == 0 ? (r == 2 ? 3 : 4) : form == 1 ? 11 : 7);
+            CHECK_EQ_INT(shape[1], form == 2 ? 3 : 5);
+            xd_redistribution_destroy(plan);
+        }
+    xd_layout_destroy(whole);
+    xd_layout_destroy(cut);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(nested_shards_follow_the_application_order) {
     /* n, tp, dp, then (offset, size) for each tp and dp: tp splits first although it is the faster axis. */
     static const int cases[][27] = {

@@ -152,7 +152,7 @@ class Probe:
             path = pathlib.Path(folder) / "probe.c"
             path.write_text(source)
             result = subprocess.run([*compiler, "-std=c99", "-Werror", "-Wno-deprecated-declarations", str(path), "-o",
-                                     str(path.with_suffix(""))], capture_output=True, text=True)
+                                     str(path.with_suffix("")), "-lm"], capture_output=True, text=True)
             if result.returncode:
                 raise Refused(0, "the compiler does not agree with what was read:\n" + result.stderr)
             text = subprocess.run([str(path.with_suffix(""))], capture_output=True, text=True, check=True).stdout

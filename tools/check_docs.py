@@ -6,6 +6,7 @@
   options    README.md's table of options that leave parts out has those of src/xdistill.h
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them
   names      what prose names exists: check_names.py
+  tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
 """
 
@@ -88,6 +89,20 @@ def check_index(root=ROOT):
             yield "docs/index.md: %s is missing" % name
 
 
+def check_tests():
+    promised = re.findall(r"^function [^(]*?(\w+)\(", (ROOT / "docs/api.txt").read_text(), re.M)
+    called = set()
+    for path in ROOT.glob("tests/**/*"):
+        if path.suffix in (".c", ".cpp", ".h"):
+            text = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.S)
+            called.update(re.findall(r"\b(xd_\w+)\s*\(", text))
+    if not promised:
+        yield "docs/api.txt names no function"
+    for name in promised:
+        if name not in called:
+            yield "%s is called by no file of tests/" % name
+
+
 def first_version(path):
     match = re.search(r"\bv?(\d+\.\d+\.\d+)\b", path.read_text()) if path.is_file() else None
     return match.group(1) if match else "none"
@@ -103,7 +118,8 @@ def check_version():
 
 
 def main():
-    complaints = [*check_comments(), *check_options(), *check_version(), *check_index(), *check_names(ROOT), *check_snippets()]
+    complaints = [*check_comments(), *check_options(), *check_tests(), *check_version(), *check_index(), *check_names(ROOT),
+                  *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -1,14 +1,16 @@
 #!/bin/sh
 # Compiles the CUDA unit for every architecture of CUDA_ARCHS with warnings as errors, and prints what each kernel takes:
-# registers, shared memory and stack a thread. A kernel that spills registers fails the build.
+# registers, shared memory and stack a thread. A kernel that spills registers fails the build. Before, cuda_ptx.sh
+# looks for products that nvcc joins to sums.
 #
-#   sh tools/cuda_build.sh [FOLDER OF xdistill_cuda.cu] [OBJECT]
+#   sh tools/cuda_build.sh [FOLDER OF xdistill_cuda.cu] [OBJECT]      CUDA_FLAGS: more flags for nvcc
 header=${1:-.} object=${2:-build/xdistill_cuda.o}
 gencode=
 for arch in ${CUDA_ARCHS:-80 90 100}; do gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"; done
 mkdir -p "$(dirname "$object")"
 
-"${NVCC:-nvcc}" -O2 $gencode -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -Xptxas -v -I"$header" \
+sh "$(dirname "$0")/cuda_ptx.sh" "$header" "${object%.o}.ptx" || exit 1
+"${NVCC:-nvcc}" -O2 ${CUDA_FLAGS:-} $gencode -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -Xptxas -v -I"$header" \
     -c "$header/xdistill_cuda.cu" -o "$object" >"$object.log" 2>&1
 status=$?
 if [ $status -ne 0 ]; then

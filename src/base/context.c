@@ -30,6 +30,9 @@ struct xd_ctx {
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
+    int groups;     /* communicators of several ranks */
+    bool is_faulty; /* the other ranks do not know of the fault yet */
+    xdi_pool_fault fault;
 };
 
 /* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
@@ -237,13 +240,34 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
 
 /* ---- threads ---- */
 
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change) {
+    ctx->groups += change;
+}
+
+static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
+    XD_REQUIRE(ctx, f->piece >= 0 && f->piece < f->pieces, XD_ERROR_STATE,
+               "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
+    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
+                   (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
+    if (!ctx->is_faulty) return XD_OK;
+    ctx->is_faulty = false;
+    return xdi_ctx_fault(ctx, &ctx->fault);
+}
+
+/* A rank that left here would leave its peers waiting in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
-    XD_REQUIRE(ctx, fault.piece >= 0 && fault.piece < pieces, XD_ERROR_STATE,
-               "parallel_for asked for piece %lld of %lld", (long long)fault.piece, (long long)pieces);
-    return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
-                   (long long)fault.piece, (long long)pieces, fault.runs);
+    if (ctx->groups == 0) return xdi_ctx_fault(ctx, &fault);
+    if (!ctx->is_faulty) ctx->fault = fault;
+    ctx->is_faulty = true;
+    xd_log(ctx, XD_LOG_WARN,
+           "parallel_for did not run piece %lld of %lld once; the next exchange of ranks fails",
+           (long long)fault.piece, (long long)pieces);
+    return XD_OK;
 }
 
 /* A range and how it is cut. */

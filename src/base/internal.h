@@ -34,7 +34,8 @@ enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
-    int64_t piece; /* that parallel_for did not run once; one beyond the last was asked for */
+    int64_t piece,
+        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -46,13 +47,20 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
  * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none. */
+ * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
+ * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
 /* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
+
+/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
+
+/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
 /* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
  * call, as it does where it is the only one. */

@@ -198,6 +198,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
 /* The first piece of the round that was not run once. */
 static bool xdi_pool_was_fair(const xdi_pool *pool, xdi_pool_fault *fault) {
     fault->piece = pool->round.stray;
+    fault->pieces = pool->round.pieces;
     fault->runs = 1;
     if (pool->round.stray != INT64_MIN) return false;
     for (fault->piece = 0; fault->piece < pool->round.pieces; fault->piece++) {
@@ -211,7 +212,10 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
     pool->round = *round;
     memset(pool->runs, 0, (size_t)round->pieces * sizeof *pool->runs);
     pool->parallel_for.run(pool->parallel_for.user, round->pieces, xdi_pool_one, pool);
-    return xdi_pool_was_fair(pool, fault);
+    if (xdi_pool_was_fair(pool, fault)) return true;
+    for (int64_t i = 0; i < round->pieces; i++)
+        if (__atomic_load_n(&pool->runs[i], __ATOMIC_RELAXED) == 0) xdi_pool_one(pool, i);
+    return false;
 }
 
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,

@@ -553,8 +553,9 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of. */
+ * of, as they must of what the context has kept for them. */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
+    if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
@@ -717,6 +718,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     }
     comm->ctx = ctx;
     comm->transport = transport;
+    xdi_ctx_join(ctx, n > 1 ? 1 : 0);
     comm->culprit = -1;
     comm->is_world = true;
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
@@ -733,6 +735,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
+    xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);

@@ -41,7 +41,7 @@ XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
 /* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
- * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh, so it has no coordinate). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 

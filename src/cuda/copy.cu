@@ -17,7 +17,7 @@ template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to,
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
     xdi_cuda_walk(

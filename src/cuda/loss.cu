@@ -45,33 +45,11 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
     })
 }
 
-static __device__ inline void xdi_cuda_loss_no_reference(double *ref) {
-    ref[XD_LOSS_MAX] = -(double)INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
-}
-
-/* Adds the next shard's references to those of the shards before it. */
-static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, double *ref) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins) {
-        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
-        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
-        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
-    }
-    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
-    xdi_cuda_loss_no_reference(ref);
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a.vocab.shards; i++)
-        xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
+        xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 /* One thread a row. */
@@ -150,7 +128,7 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
     const float e = w.hard || w.shared ? xdi_cuda_exp_of(dx, w.hard_factor) : 0.0f;
     if (w.hard) xdi_cuda_loss_add_power(sums, XD_LOSS_HARD, e, dx);
     if (w.hard && w.uniform)
-        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : (double)x - (double)w.max);
+        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : xd_sub((double)x, (double)w.max));
     if (!w.soft) return;
     const float dy = xdi_cuda_minus(y, w.teacher_max);
     const float e_s = w.shared ? e : xdi_cuda_exp_of(dx, w.soft_factor);
@@ -185,7 +163,7 @@ static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int6
     const int64_t target = xd_id_at(a.labels, r) - a.vocab.begin;
     if (target < 0 || target >= a.vocab.end - a.vocab.begin) return 0.0;
     const double x = (double)xdi_cuda_element(a.student, r, target);
-    return max == -(double)INFINITY ? -(double)INFINITY : x - max;
+    return max == -(double)INFINITY ? -(double)INFINITY : xd_sub(x, max);
 }
 
 static __device__ inline void xdi_cuda_loss_put(void *to,
@@ -259,31 +237,7 @@ static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t 
         }
         if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
         if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
-        total[i] = xdi_cuda_fixed_value(sum);
-    }
-}
-
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor
- * is 0 has nothing to add, and its sums may be infinite. */
-static __device__ void xdi_cuda_loss_rescale(const xd_loss_args &a, const double *ref, const double *own,
-                                             const double *sums, int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double z = shift / a.temperature;
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a.temperature;
-    const double f = exp(z), g = exp(teacher_shift);
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a.uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a.divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a.divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a.divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a.temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
+        total[i] = xd_fixed_read(sum);
     }
 }
 
@@ -295,7 +249,7 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
         const int64_t begin = a.vocab.offsets[i], end = a.vocab.offsets[i + 1];
-        xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
+        xd_loss_rescale(&a, ref, own, sums, end - begin, total);
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
         if (label >= begin && label < end)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -303,73 +257,16 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation when d
- * is small: xdi_loss_log_ratios. */
-static __device__ inline void xdi_cuda_loss_log_ratios(double d, double beta, double *student,
-                                                       double *teacher) {
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static __device__ void xdi_cuda_loss_combine_soft(const xd_loss_args &a, const double *total,
-                                                  xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a.temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a.divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_cuda_loss_log_ratios(row->soft_log - row->teacher_log - top_gap, a.beta, &row->top, &unused);
-        break;
-    }
-}
-
 /* The scalars of a row from the references and sums of all of it. */
 static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64_t r, const double *ref,
                                                     const double *total, xd_loss_row *row) {
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     const int64_t label = a.labels.data ? xd_id_at(a.labels, r) : 0;
     if (label < 0 || label >= a.vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
-    if (!a.fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_cuda_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a.uniform_weight != 0.0)
-            row->hard += a.uniform_weight * ((double)a.vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static __device__ inline void xdi_cuda_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(&a, xdi_cuda_loss_has_hard(a), xdi_cuda_loss_has_soft(a), a.vocab.size, total, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -386,7 +283,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
     }
     a.row[r] = row;
 }
@@ -422,7 +319,7 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xdi_cuda_loss_log_ratios in f32, every step rounded by itself. */
+/* xd_log_ratios in f32, every step rounded by itself. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
     const float rest = __fsub_rn(1.0f, beta);
@@ -511,15 +408,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
             total += static_cast<const double *>(a.all_mixtures)[at];
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
-}
-
-static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
-                                                            double student, xd_loss_row *row) {
-    row->mean = student;
-    row->soft = a.beta * teacher + (1.0 - a.beta) * (student + row->top);
-    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xdi_cuda_loss_clear_finding(row);
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 /* One thread a row. */
@@ -527,7 +416,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xdi_cuda_loss_mixture_scalars(a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 
@@ -600,24 +489,12 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
 static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
                                                           const xd_loss_row &row,
                                                           const xdi_cuda_loss_column &column) {
-    const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
-    double g = 0.0, soft = 0.0, student, teacher;
-    if (xdi_cuda_loss_has_hard(a)) {
-        const bool target = column.at + a.vocab.begin == xd_id_at(a.labels, r);
-        g = a.hard_weight *
-            (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
-    }
-    if (!xdi_cuda_loss_has_soft(a)) return a.row_scale[r] * g;
-    const double t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    if (a.divergence == XD_KL_REVERSE) {
-        if (p > 0.0) soft = p * (z - (column.y - row.teacher_at_arg) / a.temperature - row.mean);
-    } else if (a.divergence != XD_JSD) {
-        soft = exp(s) - exp(t);
-    } else if (p > 0.0) {
-        xdi_cuda_loss_log_ratios(t - s, a.beta, &student, &teacher);
-        soft = p * (1.0 - a.beta) * ((student - row.top) - row.mean);
-    }
-    return a.row_scale[r] * (g + a.soft_weight / a.temperature * soft);
+    double g = 0.0;
+    if (xdi_cuda_loss_has_hard(a))
+        g = xd_loss_hard_gradient(&a, &row, column.x, column.at + a.vocab.begin == xd_id_at(a.labels, r));
+    if (xdi_cuda_loss_has_soft(a))
+        g = xd_loss_add_soft(&a, g, xd_loss_soft_gradient(&a, &row, column.x, column.y));
+    return xd_mul(a.row_scale[r], g);
 }
 
 template <typename X, typename Y, int TEAM>

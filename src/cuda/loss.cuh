@@ -248,39 +248,23 @@ template <int N> struct xdi_cuda_sums<N, false> {
     }
 };
 
-/* xd_fixed_add; a term or a sum that does not fit is counted instead. */
+/* xd_fixed_put; a term or a sum that does not fit is counted instead. */
 struct xdi_cuda_misfits {
     int64_t large, infinite;
 };
 
 static __device__ inline void xdi_cuda_fixed_add(xd_fixed *sum, double term, xdi_cuda_misfits *misfits) {
-    if (!(fabs(term) < 4194304.0)) {
-        misfits->large += isfinite(term) ? 1 : 0;
-        misfits->infinite += isfinite(term) ? 0 : 1;
-        return;
-    }
-    const double scaled = term * 1073741824.0; /* 2^30: exact */
-    const double high = floor(scaled);
-    const int64_t next = sum->high + (int64_t)high;
-    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) {
+    if (xd_fixed_put(sum, term)) return;
+    if (isfinite(term))
         misfits->large++;
-        return;
-    }
-    sum->high = next;
-    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+    else
+        misfits->infinite++;
 }
 
 /* Word by word: a sum in memory begins on any 8 bytes. */
 static __device__ inline void xdi_cuda_fixed_put(xd_fixed *to, xd_fixed sum) {
     to->high = sum.high;
     to->low = sum.low;
-}
-
-static __device__ inline double xdi_cuda_fixed_value(xd_fixed sum) {
-    const int64_t carry = sum.low >> 40;
-    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return __dadd_rn(__dmul_rn((double)(sum.high + carry), 1.0 / 1073741824.0),
-                     __dmul_rn((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
 template <int N> struct xdi_cuda_sums<N, true> {

@@ -235,19 +235,19 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS],
                                                        xd_loss_row *row) {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
-    xdi_cuda_loss_no_reference(ref);
-    for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
+    xd_loss_no_reference(ref);
+    for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
     for (int i = 0; i < blocks; i++) {
         const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
         const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
+        xd_loss_rescale(&a, ref, all[i], sums, columns, total);
         if (label >= i * slice && label < i * slice + columns)
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xdi_cuda_loss_clear_finding(row);
+    xd_loss_clear_finding(row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
@@ -276,7 +276,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xdi_cuda_loss_mixture_scalars(a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();

@@ -12,7 +12,7 @@ struct xdi_cuda_loss_sweep {
     xdi_cuda_largest student, teacher;
 };
 
-/* Brings the sums to new references: xdi_loss_rescale for one thread. Sums of nothing stay 0. */
+/* Brings the sums to new references: xd_loss_rescale for one thread. Sums of nothing stay 0. */
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
                                                  float teacher_max, float at_arg) {
     double *sum = t->sums.whole.sum;
@@ -113,7 +113,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xd_loss_row row;
         memset(&row, 0, sizeof row);
         if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xdi_cuda_loss_clear_finding(&row);
+        xd_loss_clear_finding(&row);
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -123,7 +123,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xdi_cuda_loss_mixture_scalars(a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }

@@ -40,7 +40,7 @@ static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_
     if (threadIdx.x != 0) return;
     const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
     const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
-    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    const double value = refused == 0 ? xd_fixed_read(weight) : 0.0;
     out->value = value;
     out->inverse = value > 0.0 ? 1.0 / value : 0.0;
     out->positions = positions;
@@ -149,7 +149,7 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
 
 static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
                                                  const xdi_cuda_rows_value &v) {
-    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.row_loss) a.row_loss[r] = (float)xd_loss_of_row(a.hard_weight, v.hard, a.soft_weight, v.soft);
     if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
@@ -158,7 +158,7 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
                                                     xdi_cuda_rows_findings *found) {
-    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const double weight = xdi_cuda_rows_weight(a, r), scale = xd_mul(weight, *a.factor);
     const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
     xdi_cuda_rows_show(a, r, v);
     if (!xdi_cuda_rows_counts(a.positions, r)) return;
@@ -232,7 +232,7 @@ static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+    return a.fixed ? xd_fixed_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {

@@ -10,13 +10,6 @@ static __device__ inline double xdi_cuda_mft_side(const xd_mft_args &a, int shar
     return a.all_sides[(shard * a.student.rows + r) * XD_MFT_SIDES + side];
 }
 
-/* A row whose loss is not finite has none. */
-static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
 /* ---- at_label and correct: one thread a row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
@@ -35,45 +28,21 @@ static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_arg
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
 }
 
-static __device__ inline double xdi_cuda_mft_share(double favourite, double label, bool right,
-                                                   double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-static __device__ inline double xdi_cuda_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
     for (int i = 0; i < a.vocab.shards; i++) {
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a.temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)xd_id_at(a.labels, r), a.threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
-                xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
-                xdi_cuda_mft_entropy((1.0 - mu) * label + mu) - mu * log_p;
-    xdi_cuda_mft_judge(row);
+    xd_mft_correct(&a, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0) return;
-    const xd_loss_row exchanged = a.row[r];
-    xd_loss_row row = exchanged;
-    row.max = exchanged.teacher_max;
-    row.teacher_max = exchanged.max;
-    row.soft_log = fmax(exchanged.teacher_log, 0.0);
-    row.teacher_log = fmax(exchanged.soft_log, 0.0);
+    xd_loss_row row = a.row[r];
+    xd_mft_change_sides(&row);
     if (row.finding == (int)XD_ROW_FINE) xdi_cuda_mft_correct_row(a, r, &row);
     a.row[r] = row;
 }
@@ -141,19 +110,12 @@ static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft
     return column;
 }
 
-/* xdi_mft_write_at of kernel/cpu/mft.c. */
 static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
                                              const xdi_cuda_mft_column &column) {
-    const xd_loss_row &row = a.row[r];
-    const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
-    const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
-    const bool label = column.at + a.vocab.begin == xd_id_at(a.labels, r);
-    const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
-    if (a.terms.data)
-        xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
-    if (a.gradient.data)
-        xdi_cuda_set_element(a.gradient, r, column.at,
-                             (float)(a.row_scale[r] * a.weight / a.temperature * (exp(log_p) - q)));
+    double term, gradient;
+    xd_mft_column(&a, r, column.x, column.y, column.at + a.vocab.begin == xd_id_at(a.labels, r), &term, &gradient);
+    if (a.terms.data) xdi_cuda_set_element(a.terms, r, column.at, (float)term);
+    if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, column.at, (float)gradient);
 }
 
 /* A thread writes the eight columns that it has read. */
@@ -238,15 +200,11 @@ static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args
     })
 }
 
-/* xdi_cosine_exponent of kernel/cpu/mft.c. */
 static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
                                                     int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a.fixed && i < a.vocab.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 template <bool FIXED, int TEAM>
@@ -259,10 +217,10 @@ static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, in
         const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const double p = (double)x.at[i] * x_scale, q = (double)y.at[i] * y_scale;
-            sums->add_wide(XD_COSINE_STUDENT, __dmul_rn(p, p));
-            sums->add_wide(XD_COSINE_TEACHER, __dmul_rn(q, q));
-            sums->add_wide(XD_COSINE_BOTH, __dmul_rn(p, q));
+            const double p = xd_mul((double)x.at[i], x_scale), q = xd_mul((double)y.at[i], y_scale);
+            sums->add_wide(XD_COSINE_STUDENT, xd_mul(p, p));
+            sums->add_wide(XD_COSINE_TEACHER, xd_mul(q, q));
+            sums->add_wide(XD_COSINE_BOTH, xd_mul(p, q));
         }
     }
 }
@@ -311,26 +269,21 @@ static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int
     for (int i = 0; i < a.vocab.shards; i++) {
         const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
         if (a.fixed) {
-            exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
-            exact.low += static_cast<const xd_fixed *>(a.all_sums)[at].low;
+            xd_fixed_join(&exact, static_cast<const xd_fixed *>(a.all_sums)[at]);
         } else {
-            total += static_cast<const double *>(a.all_sums)[at];
+            total = xd_add(total, static_cast<const double *>(a.all_sums)[at]);
         }
     }
-    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+    return a.fixed ? xd_fixed_read(exact) : total;
 }
 
 static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
-    int x_exponent = 0, y_exponent = 0;
-    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cuda_mft_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean =
-        __ddiv_rn(both, __dmul_rn(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST)));
-    row->soft = x_fits && y_fits ? __dsub_rn(1.0, row->mean) : (double)NAN;
-    xdi_cuda_mft_judge(row);
+    int exponents[XD_MFT_SIDES] = { 0, 0 };
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -351,24 +304,13 @@ static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args 
 
 /* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
 
-/* xdi_cosine_slope of kernel/cpu/mft.c. */
-static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
-                                                 double *of_y) {
-    const xd_loss_row &row = a.row[r];
-    const double scale = __dmul_rn(a.row_scale[r], a.weight);
-    *of_x = *of_y = 0.0;
-    if (row.max < XD_COSINE_LEAST) return;
-    *of_x = __ddiv_rn(__ddiv_rn(__dmul_rn(scale, row.mean), row.max), row.max);
-    *of_y = __ddiv_rn(__ddiv_rn(-scale, row.max), fmax(row.teacher_max, XD_COSINE_LEAST));
-}
-
 template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.vocab.end - a.vocab.begin : 0, width = a.gradient.cols;
     double of_x, of_y;
-    xdi_cuda_mft_slope(a, r, &of_x, &of_y);
+    xd_cosine_slope(&a, r, &of_x, &of_y);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
         xdi_cuda_eight g = {};
         if (c < columns) {
@@ -377,7 +319,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_c
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++)
                 g.at[i] =
-                    (float)__dadd_rn(__dmul_rn(of_x, (double)x.at[i]), __dmul_rn(of_y, (double)y.at[i]));
+                    (float)xd_add(xd_mul(of_x, (double)x.at[i]), xd_mul(of_y, (double)y.at[i]));
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }

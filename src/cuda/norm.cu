@@ -19,7 +19,7 @@ struct xdi_cuda_norm_part {
 
 struct xdi_cuda_norm_join {
     __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
-        a.sum = __dadd_rn(a.sum, b.sum);
+        a.sum = xd_add(a.sum, b.sum);
         a.largest = a.largest > b.largest ? a.largest : b.largest;
         a.not_finite += b.not_finite;
         a.nan += b.nan;
@@ -98,8 +98,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             }
             if (a.replica) return;
             if (EXACT) {
-                const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-                const int exponent = (int)(biased ? biased : 1u) - 150;
+                int exponent;
+                const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
                 if (type == XD_NORM_L2)
                     window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
                 else
@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 part.largest = magnitude > part.largest ? magnitude : part.largest;
             } else {
                 part.sum =
-                    __dadd_rn(part.sum, type == XD_NORM_L2 ? __dmul_rn(magnitude, magnitude) : magnitude);
+                    xd_add(part.sum, type == XD_NORM_L2 ? xd_mul(magnitude, magnitude) : magnitude);
             }
         };
         xdi_cuda_walk(
@@ -164,18 +164,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
         __syncthreads();
     }
     if (t != 0) return;
-    sum->sum = __dadd_rn(sum->sum, part.sum);
+    sum->sum = xd_add(sum->sum, part.sum);
     sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
     sum->not_finite += part.not_finite;
     sum->nan += part.nan;
     if (!EXACT) return;
-    int64_t carry = 0;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        const bool last = k + 1 == XD_NORM_LIMBS;
-        carry = limb >> 32;
-        sum->limbs[k] = last ? limb : limb & 0xffffffff;
-    }
+    xd_norm_carry(limbs);
+    for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
 }
 
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
@@ -221,54 +216,8 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
 
 /* ---- clip ---- */
 
-/* xd_norm_limbs_value. */
-static __device__ inline double xdi_cuda_limbs_value(const int64_t *limbs) {
-    int64_t carried[XD_NORM_LIMBS];
-    int64_t carry = 0;
-    int top = 1;
-    for (int k = 0; k < XD_NORM_LIMBS; k++) {
-        const int64_t limb = limbs[k] + carry;
-        carry = k + 1 < XD_NORM_LIMBS ? limb >> 32 : 0;
-        carried[k] = k + 1 < XD_NORM_LIMBS ? limb & 0xffffffff : limb;
-        if (k > 1 && carried[k] != 0) top = k;
-    }
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    const int shift = __clzll((long long)head);
-    if (shift > 0) {
-        const uint64_t both = below << 32; /* the next 32 bits, at the top of a word */
-        head = (head << shift) | (both >> (64 - shift));
-        below = shift < 32 ? (below << shift) & 0xffffffffu : 0;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp(__ull2double_rn(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
-}
-
-static __device__ inline double xdi_cuda_norm_value(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return __longlong_as_double(0x7ff8000000000000ll);
-    if (sum->not_finite > 0) return __longlong_as_double(0x7ff0000000000000ll);
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xdi_cuda_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? __dsqrt_rn(total) : total;
-}
-
-static __device__ inline float xdi_cuda_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6));
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? __uint_as_float(0x7fc00000u) : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
-}
-
-static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
-    if (threadIdx.x != 0) return;
-    const double norm = xdi_cuda_norm_value(args.sum, args.type, args.exact);
-    *args.norm = norm;
-    *args.not_finite = args.sum->not_finite;
-    *args.coefficient =
-        args.max_norm > 0.0 ? xdi_cuda_clip_coefficient(args.form, args.max_norm, norm) : 1.0f;
-    if (args.status) args.status->not_finite += args.sum->not_finite;
+static __global__ void xdi_cuda_clip_kernel(const __grid_constant__ xd_clip_args args) {
+    if (threadIdx.x == 0) xd_clip_write(&args);
 }
 
 static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {

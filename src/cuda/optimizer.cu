@@ -1,5 +1,5 @@
-/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/cpu/optimizer.c, and
- * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
+/* Optimizer steps and averages. The formulas stand in kernel/optimizer_scalar.h, and the bits
+ * are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses, each array read and
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
@@ -17,25 +17,10 @@ static bool xdi_cuda_is_float(xd_dtype dtype) {
 /* ---- one element ---- */
 
 struct xdi_cuda_lerp_options {
-    double weight_f64, keep_f64;
+    double keep_f64;
     float weight, keep;
     bool weighted_sum;
 };
-
-static __device__ inline float xdi_cuda_lerp_f32(const xdi_cuda_lerp_options &o, float target, float source) {
-    if (o.weighted_sum) return __fmaf_rn(o.weight, source, __fmul_rn(o.keep, target));
-    const float difference = __fsub_rn(source, target);
-    return fabsf(o.weight) < 0.5f ? __fmaf_rn(o.weight, difference, target)
-                                  : __fmaf_rn(__fsub_rn(o.weight, 1.0f), difference, source);
-}
-
-static __device__ inline double xdi_cuda_lerp_f64(const xdi_cuda_lerp_options &o, double target,
-                                                  double source) {
-    if (o.weighted_sum) return __fma_rn(o.weight_f64, source, __dmul_rn(o.keep_f64, target));
-    const double difference = __dsub_rn(source, target);
-    return fabs(o.weight_f64) < 0.5 ? __fma_rn(o.weight_f64, difference, target)
-                                    : __fma_rn(__dsub_rn(o.weight_f64, 1.0), difference, source);
-}
 
 /* The value as a narrow dtype would hold it, widened again. */
 static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
@@ -52,38 +37,16 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
     return value;
 }
 
-/* Elements of any arithmetic dtype by way of double, as xd_load_f64 and xd_store_f64. */
-static __device__ inline double xdi_cuda_load_f64(const void *data, int dtype, int64_t i) {
-    switch (dtype) {
-    case XD_DTYPE_F64: return static_cast<const double *>(data)[i];
-    case XD_DTYPE_I32: return (double)static_cast<const int32_t *>(data)[i];
-    case XD_DTYPE_I64: return (double)static_cast<const int64_t *>(data)[i];
-    case XD_DTYPE_U8:
-    case XD_DTYPE_BOOL: return (double)static_cast<const uint8_t *>(data)[i];
-    default: return (double)xdi_cuda_read_float(data, dtype, i);
-    }
-}
-
-static __device__ inline void xdi_cuda_store_f64(void *data, int dtype, int64_t i, double value) {
-    switch (dtype) {
-    case XD_DTYPE_F64: static_cast<double *>(data)[i] = value; break;
-    case XD_DTYPE_I32: static_cast<int32_t *>(data)[i] = (int32_t)value; break;
-    case XD_DTYPE_I64: static_cast<int64_t *>(data)[i] = (int64_t)value; break;
-    case XD_DTYPE_U8: static_cast<uint8_t *>(data)[i] = (uint8_t)value; break;
-    case XD_DTYPE_BOOL: static_cast<uint8_t *>(data)[i] = (uint8_t)(value != 0.0); break;
-    default: xdi_cuda_write_float(data, dtype, i, __double2float_rn(value)); break;
-    }
-}
-
 static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                                     int64_t i, double source) {
     if (dtype == XD_DTYPE_F64) {
         double *at = static_cast<double *>(target) + i;
-        *at = xdi_cuda_lerp_f64(o, *at, source);
+        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, *at, source);
     } else {
-        const float rounded = xdi_cuda_as_stored(__double2float_rn(source), dtype);
+        const float rounded = xdi_cuda_as_stored((float)source, dtype);
+        const float before = xdi_cuda_read_float(target, dtype, i);
         xdi_cuda_write_float(target, dtype, i,
-                             xdi_cuda_lerp_f32(o, xdi_cuda_read_float(target, dtype, i), rounded));
+                             xd_lerp_f32(o.weight, o.keep, o.weighted_sum, before, rounded));
     }
 }
 
@@ -94,15 +57,15 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_read8(target, dtype, i, values);
     XD_UNROLL
     for (int j = 0; j < 8; j++)
-        values[j] = xdi_cuda_lerp_f32(o, values[j], xdi_cuda_as_stored(source[j], dtype));
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, values[j],
+                                xdi_cuda_as_stored(source[j], dtype));
     xdi_cuda_write8(target, dtype, i, values);
 }
 
 static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
     xdi_cuda_lerp_options options = {};
-    options.weight_f64 = 1.0 - keep;
     options.keep_f64 = keep;
-    options.weight = (float)options.weight_f64;
+    options.weight = (float)(1.0 - keep);
     options.keep = (float)keep;
     options.weighted_sum = weighted_sum;
     return options;
@@ -134,30 +97,16 @@ struct xdi_cuda_update_options {
     const xd_status *status;
     xdi_cuda_lerp_options average;
     double beta1, beta2;
-    float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
-    bool couple_decay, maximize;
+    xd_update_rules rules;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
 /* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
-struct xdi_cuda_update_scalars {
-    float scale, decay, weight_decay, step_size, root_correction;
-    bool scaled, fresh;
-};
-
-/* base^exponent in the order of the host: xdi_update_power. */
-static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
-        if (exponent & 1) power = __dmul_rn(power, base);
-    return power;
-}
-
-static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                                     const xdi_cuda_update &a, bool adam) {
+static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                               const xdi_cuda_update &a, bool adam) {
     const xdi_cuda_rate &rate = options.rates[a.rate];
-    xdi_cuda_update_scalars s;
+    xd_update_scalars s;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
     s.decay = rate.decay;
@@ -168,43 +117,26 @@ static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_c
     if (a.steps == nullptr) return s;
     const int64_t t = *a.steps + 1;
     s.fresh = t == 1;
-    s.step_size = __double2float_rn(rate.learning_rate);
-    if (!adam) return s;
-    s.step_size =
-        __double2float_rn(__ddiv_rn(rate.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
-    s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
+    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
+    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
     return s;
-}
-
-static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &options,
-                                                 const xdi_cuda_update_scalars &s, float gradient) {
-    if (s.scaled) gradient = __fmul_rn(gradient, s.scale);
-    return options.maximize ? -gradient : gradient;
 }
 
 struct xdi_cuda_adam {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &m, float &v) const {
-        float g = xdi_cuda_gradient(options, s, gradient);
-        if (options.couple_decay) g = __fmaf_rn(s.weight_decay, p, g);
-        const float kept = options.couple_decay ? p : __fmul_rn(p, s.decay);
-        m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
-        v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
-        const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
-        p = __fmaf_rn(-s.step_size, __fdiv_rn(m, denominator), kept);
+        xd_adam_element(&options.rules, &s, gradient, &p, &m, &v);
     }
 };
 
 struct xdi_cuda_sgd {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update_scalars &s;
+    const xd_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        const float g = __fmaf_rn(s.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
-        buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
-        p = __fmaf_rn(-s.step_size, buffer, p);
+        xd_sgd_element(&options.rules, &s, gradient, &p, &buffer);
     }
 };
 
@@ -212,9 +144,9 @@ template <typename Step, bool HAS_SECOND, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
-    if (xdi_cuda_refused(options.status)) return;
+    if (xd_status_refuses(options.status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -259,7 +191,7 @@ struct xdi_cuda_count {
 template <typename List>
 static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
     const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xdi_cuda_refused(status)) return;
+    if (k >= list.count || xd_status_refuses(status)) return;
     int64_t *steps = list.item(k).steps;
     if (steps) ++*steps;
 }
@@ -395,13 +327,13 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     options.beta1 = args->beta1_exact;
     options.beta2 = args->beta2_exact;
-    options.one_minus_beta1 = args->one_minus_beta1;
-    options.one_minus_beta2 = args->one_minus_beta2;
-    options.beta2_rounded = args->beta2;
-    options.eps = args->eps;
-    options.momentum = args->momentum;
-    options.couple_decay = args->couple_decay;
-    options.maximize = args->maximize;
+    options.rules.one_minus_beta1 = args->one_minus_beta1;
+    options.rules.one_minus_beta2 = args->one_minus_beta2;
+    options.rules.beta2 = args->beta2;
+    options.rules.eps = args->eps;
+    options.rules.momentum = args->momentum;
+    options.rules.couple_decay = args->couple_decay;
+    options.rules.maximize = args->maximize;
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
@@ -425,7 +357,7 @@ template <typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
                          const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -436,14 +368,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
             },
             [&](int64_t i) {
                 xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
-                                      xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                                      xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
-    if (xdi_cuda_refused(status)) return;
+    if (xd_status_refuses(status)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -453,8 +385,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 xdi_cuda_write8(a.target, a.target_dtype, i, values);
             },
             [&](int64_t i) {
-                xdi_cuda_store_f64(a.target, a.target_dtype, i,
-                                   xdi_cuda_load_f64(a.source, a.source_dtype, i));
+                xd_element_store(a.target, (xd_dtype)a.target_dtype, i,
+                                   xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
 }
@@ -551,11 +483,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             float values[8];
             xdi_cuda_read8(data, dtype, i, values);
             XD_UNROLL
-            for (int j = 0; j < 8; j++) values[j] = __fmul_rn(values[j], factor);
+            for (int j = 0; j < 8; j++) values[j] = xd_mulf(values[j], factor);
             xdi_cuda_write8(data, dtype, i, values);
         },
         [&](int64_t i) {
-            xdi_cuda_write_float(data, dtype, i, __fmul_rn(xdi_cuda_read_float(data, dtype, i), factor));
+            xdi_cuda_write_float(data, dtype, i, xd_mulf(xdi_cuda_read_float(data, dtype, i), factor));
         });
 }
 

@@ -7,7 +7,8 @@
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
- *   rounding       what promises bits spells it: __fmaf_rn, __fmul_rn, __fdiv_rn, __fsqrt_rn */
+ *   rounding       what promises bits spells it: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
+ *   formulas       those of an element or a row that a CPU has too stand in the header: base/scalar.h, kernel/..._scalar.h */
 
 #include <cuda_runtime.h>
 
@@ -161,24 +162,17 @@ struct xdi_cuda_f16 {
     uint16_t bits;
 };
 
-/* The integer arithmetic of base/half.c: the intrinsics of the vendor lose the payload of a NaN. */
+/* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
-    return __uint_as_float((uint32_t)value.bits << 16);
+    return xd_bits_from_bf16(value.bits);
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
-    const uint32_t sign = ((uint32_t)value.bits & 0x8000u) << 16;
-    const uint32_t exponent = ((uint32_t)value.bits >> 10) & 0x1fu;
-    const uint32_t mantissa = (uint32_t)value.bits & 0x3ffu;
-    if (exponent == 31u)
-        return __uint_as_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
-    if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    const float magnitude = __fmul_rn((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
-    return sign ? -magnitude : magnitude;
+    return xd_bits_from_f16(value.bits);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
@@ -186,31 +180,11 @@ static __device__ inline void xdi_cuda_narrow(float value, float *out) {
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    out->bits = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x0040u)
-                                                   : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    out->bits = xd_bits_to_bf16(value);
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
-    const uint32_t bits = __float_as_uint(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    const int exponent = (int)(magnitude >> 23) - 127;
-    if (magnitude > 0x7f800000u) {
-        out->bits = (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-    } else if (magnitude >= 0x477ff000u) {
-        out->bits = (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
-    } else if (exponent < -25) {
-        out->bits = (uint16_t)sign;
-    } else {
-        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-        const int shift = exponent < -14 ? -1 - exponent : 13;
-        const uint32_t kept = mantissa >> shift;
-        const uint32_t rest = mantissa & ((1u << shift) - 1u);
-        const uint32_t half = 1u << (shift - 1);
-        const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-        out->bits = (uint16_t)(sign | ((exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10) + rounded));
-    }
+    out->bits = xd_bits_to_f16(value);
 }
 
 /* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
@@ -330,12 +304,4 @@ static __device__ inline int64_t xdi_cuda_lower_bound(const T *list, int64_t cou
             high = middle;
     }
     return low;
-}
-
-/* ---- findings ---- */
-
-/* True when some operation found bad data, so that a step must not happen. NULL is fine. */
-static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }

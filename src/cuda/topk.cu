@@ -131,8 +131,8 @@ static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, i
             sum[which].low += part[1];
         }
     side->max = a.maxima[r];
-    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
-    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    side->outside = xd_fixed_read(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xd_fixed_read(sum[XD_TOPK_ENTROPY]);
     if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
     if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
 }
@@ -150,12 +150,9 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (max > side->max) side->max = max;
     }
     for (int i = 0; i < a.vocab.shards; i++) {
-        const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
-                     f = exp(shift);
-        const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
-        if (!(f > 0.0)) continue;
-        side->outside += f * outside;
-        side->entropy += f * (xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY) + outside * shift);
+        xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
+                        xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY));
     }
 }
 
@@ -207,22 +204,15 @@ struct xdi_cuda_topk_entries {
     double *g;     /* [k] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double tail_s, tail_t;                /* logarithms of the tail */
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    double tail_t; /* logarithm of the teacher's tail */
+    bool tail;     /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 };
 
 #define XDI_CUDA_TOPK_EACH(e, j)                                                            \
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
         if ((e)->ids[j] >= 0)
-
-/* Smallest tail: 1 - e^-1e-7. */
-static __device__ inline double xdi_cuda_topk_floor() {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
 static __device__ inline double xdi_cuda_topk_normalise(const xdi_cuda_topk_entries *e, const double *values,
@@ -249,18 +239,12 @@ static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_kl_arg
     double inside = 0.0;
     XDI_CUDA_TOPK_EACH(e, j) inside += exp((values[j] - side.max) / a.temperature);
     inside = xdi_cuda_warp_sum(inside);
-    const double total = inside + side.outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side.outside / total;
-    e->outside_entropy = side.entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, &side, e->tail);
     if (a.mode == XD_TOPK_RENORMALISE) {
         xdi_cuda_topk_normalise(e, values, a.temperature, e->s);
     } else {
-        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->log;
+        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->at.log;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_cuda_topk_floor();
-    e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
 }
 
 static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_args &a, int64_t r,
@@ -268,53 +252,27 @@ static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_kl_arg
     const double *values = a.teacher_values + r * a.k;
     const double tau = a.teacher_temperature;
     const double sum = xdi_cuda_topk_normalise(e, values, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a.teacher_side) {
-        const xd_topk_side side = a.teacher_side[r];
-        const double inside = exp(sum - side.max / tau);
-        whole = side.max / tau + log(inside + side.outside);
-        outside = side.outside / (inside + side.outside);
-    } else if (a.teacher_log) {
-        whole = a.teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a.teacher_side ? a.teacher_side + r : nullptr, tau,
+                               !a.teacher_side && a.teacher_log ? a.teacher_log[r] : 0.0);
     if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
-        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
+        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - teacher.whole;
     }
-    e->teacher_mass = exp(sum - whole);
-    if (!a.teacher_side) outside = -expm1(sum - whole);
-    e->tail_t = log(outside < xdi_cuda_topk_floor() ? xdi_cuda_topk_floor() : outside);
+    e->teacher_mass = teacher.mass;
+    e->tail_t = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, double weight,
                                                     xd_topk_row *row) {
     double mass = xdi_cuda_topk_mass(e, e->t), loss = 0.0;
-    const double tail = exp(e->tail_t);
-    if (e->tail_flows) mass += tail;
-    XDI_CUDA_TOPK_EACH(e, j) {
-        const double t = exp(e->t[j]);
-        if (t > 0.0) loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->loss += xdi_cuda_warp_sum(loss);
-    if (e->tail && tail > 0.0) row->loss += weight * tail * (e->tail_t - e->tail_s);
-    row->outside += weight * (e->tail_flows ? mass - tail / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static __device__ inline double xdi_cuda_topk_ratio(double s, double t, double beta, double *loss) {
-    const double p = exp(s), q = exp(t);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (s - t);
-        return p > 0.0 ? s - t : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_cuda_loss_log_ratios(t - s, beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    double at_tail = 0.0; /* the tail's gradient is that of the outside */
+    if (e->at.tail_flows) mass = xd_add(mass, exp(e->tail_t));
+    XDI_CUDA_TOPK_EACH(e, j) loss = xd_add(loss, xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]));
+    row->loss = xd_add(row->loss, xdi_cuda_warp_sum(loss));
+    if (e->tail)
+        row->loss = xd_add(row->loss, xd_topk_forward(e->at.tail, e->tail_t, weight, mass, &at_tail));
+    row->outside = xd_add(row->outside, xd_topk_forward_outside(&e->at, weight, mass, exp(e->tail_t)));
 }
 
 /* The entry with most mass, the lowest among equals. */
@@ -336,11 +294,11 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
     double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, mean = 0.0, losses = 0.0;
     if (e->tail) {
-        const double r = xdi_cuda_topk_ratio(e->tail_s, e->tail_t, beta, &loss);
-        row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        const double r = xd_topk_ratio(e->at.tail, e->tail_t, beta, &loss);
+        row->loss = xd_add(row->loss, xd_mul(weight, loss));
+        if (e->at.tail_flows) offset = outside = r + one;
     }
-    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->outside_mass, INT64_MAX };
+    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->at.outside_mass, INT64_MAX };
     XDI_CUDA_TOPK_EACH(e, j) {
         const double mass = exp(e->s[j]);
         if (!(mass > most.mass)) continue;
@@ -348,31 +306,27 @@ static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, b
         most.j = j;
     }
     most = xdi_cuda_warp_reduce(most, xdi_cuda_topk_most_join());
-    if (most.j != INT64_MAX) offset = xdi_cuda_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
+    if (most.j != INT64_MAX) offset = xd_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
     XDI_CUDA_TOPK_EACH(e, j) {
-        const double r = xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
-        losses += weight * loss;
-        if (e->s[j] > -(double)INFINITY) mean += exp(e->s[j]) * (r - offset);
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
+        losses = xd_add(losses, xd_mul(weight, loss));
+        if (e->s[j] > -(double)INFINITY) mean = xd_add(mean, xd_mul(exp(e->s[j]), xd_sub(r, offset)));
     }
     row->loss += xdi_cuda_warp_sum(losses);
     mean = xdi_cuda_warp_sum(mean);
     if (!renormalised)
-        mean += (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+        mean = xd_add(mean, xd_topk_outside_mean(&e->at, outside, offset, zero_outside));
     XDI_CUDA_TOPK_EACH(e, j)
-    e->g[j] +=
-        weight * exp(e->s[j]) * (xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one - offset - mean);
-    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    e->g[j] = xd_add(e->g[j], xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one, offset, mean));
+    if (!renormalised)
+        row->outside = xd_add(row->outside, xd_mul(weight, xd_sub(xd_sub(outside, offset), mean)));
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args &a, int64_t r,
                                                            xdi_cuda_topk_entries *e, xd_topk_row *row) {
     const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a.beta;
-    if (a.divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a.divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
     __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
@@ -383,11 +337,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a.side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {

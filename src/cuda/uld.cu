@@ -194,31 +194,6 @@ static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a
 enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
 typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
 
-/* xdi_cpu_jsd_entry */
-static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double difference = log(q) - log(p);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * difference;
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = -p * difference;
-        *slope = 1.0 - difference;
-    } else {
-        xdi_cuda_loss_log_ratios(difference, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
-static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
-    const uint32_t key = (uint32_t)(record >> 32);
-    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
-}
-
 /* What a block needs to know of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
@@ -237,8 +212,8 @@ struct xdi_cuda_uld_pair {
         const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
         const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
         const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
-        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
-        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
+        const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
         const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
@@ -254,7 +229,7 @@ struct xdi_cuda_uld_pair {
         const double v =
             teacher(xdi_cuda_element(a.side[XD_ULD_TEACHER].logits, chunk.base[XD_ULD_TEACHER], t));
         double d;
-        sums->add_wide(XDI_CUDA_ULD_MATCHED, xdi_cuda_jsd_entry(u, v, a.beta, &d));
+        sums->add_wide(XDI_CUDA_ULD_MATCHED, xd_jsd_entry(u, v, a.beta, &d));
         if (!slope) return;
         slope[s] = (float)(a.matched_weight * d);
         sums->add_wide(XDI_CUDA_ULD_MEAN, a.matched_weight * d * u);
@@ -384,7 +359,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
          i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
         const int64_t r = i / a.student.cols, c = i % a.student.cols;
         double slope;
-        mine.value += xdi_cuda_jsd_entry((double)xdi_cuda_element(a.student, r, c),
+        mine.value += xd_jsd_entry((double)xdi_cuda_element(a.student, r, c),
                                          (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
         if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
     }
@@ -400,41 +375,11 @@ static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
                            blocks);
 }
 
-static __device__ inline double xdi_cuda_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-static __device__ inline double xdi_cuda_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* xdi_cpu_estimate_one */
-static __device__ inline void xdi_cuda_estimate_one(const xd_estimate_args &a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a.reference[i] - (double)a.logprobs[i];
-    const double rho = fmax(-a.input_clamp, fmin(a.input_clamp, free_rho));
-    const double weight = a.weight ? (double)a.weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cuda_estimate_value(a.kind, rho);
-    double slope = rho == free_rho ? xdi_cuda_estimate_slope(a.kind, rho) : 0.0;
-    if (a.output_clamp != 0.0 && fabs(value) > a.output_clamp) {
-        value = value > 0.0 ? a.output_clamp : -a.output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a.values) a.values[i] = (float)value;
-    if (a.gradient) a.gradient[i] = (float)(weight * slope);
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
     xd_uld_sum mine = { 0.0, -1 };
     for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_estimate_one(a, i, &mine);
+        xd_estimate_one(&a, i, &mine);
     xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
 }
 

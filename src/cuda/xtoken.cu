@@ -4,23 +4,11 @@
 
 /* ---- cells ---- */
 
-#define XDI_CUDA_CELL_NAN ((int64_t)1 << 57)
-#define XDI_CUDA_CELL_MINUS_INFINITY (-2097152.0)
-
-/* xdi_cells_add */
 template <bool FIXED> static __device__ inline void xdi_cuda_cell_add(double *cells, int64_t i, double term) {
-    if (!FIXED) {
-        cells[i] = __dadd_rn(cells[i], term);
-        return;
-    }
-    xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    const double low = XDI_CUDA_CELL_MINUS_INFINITY;
-    xdi_cuda_misfits misfits = {};
-    if (cell->high >= XDI_CUDA_CELL_NAN / 2 ||
-        (term == -(double)INFINITY && xdi_cuda_fixed_value(*cell) < low / 2.0))
-        return;
-    xdi_cuda_fixed_add(cell, term == -(double)INFINITY ? low : term, &misfits);
-    if (misfits.large + misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    if (FIXED)
+        xd_cell_put(reinterpret_cast<xd_fixed *>(cells) + i, term);
+    else
+        cells[i] = xd_add(cells[i], term);
 }
 
 /* A team's sum into its cell. */
@@ -32,9 +20,8 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
 static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
                                                  const xdi_cuda_sums<1, true>::totals &sum) {
     xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
-    cell->high += sum.sum[0].high;
-    cell->low += sum.sum[0].low;
-    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XDI_CUDA_CELL_NAN;
+    xd_fixed_join(cell, sum.sum[0]);
+    if (sum.misfits.large + sum.misfits.infinite > 0) cell->high = XD_CELL_NAN;
 }
 
 static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_t row, int64_t column) {
@@ -455,14 +442,8 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
 
 /* ---- cells ---- */
 
-/* xdi_cells_value */
 static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
-    if (!fixed) return cells[i];
-    const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
-                            reinterpret_cast<const int64_t *>(cells)[2 * i + 1] };
-    const double value = xdi_cuda_fixed_value(cell);
-    if (cell.high >= XDI_CUDA_CELL_NAN / 2) return (double)NAN;
-    return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+    return fixed ? xd_cell_read(reinterpret_cast<const xd_fixed *>(cells)[i]) : cells[i];
 }
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_settle_kernel(const double *cells, int64_t count,

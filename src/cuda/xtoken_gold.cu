@@ -316,7 +316,7 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
     const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x != 0) return;
     const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
-    m.out[0] = fits ? xdi_cuda_fixed_value(totals.sum[0]) : (double)NAN;
+    m.out[0] = fits ? xd_fixed_read(totals.sum[0]) : (double)NAN;
     m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
 }
 

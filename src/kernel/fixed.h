@@ -1,7 +1,7 @@
 #ifndef XDI_KERNEL_FIXED_H
 #define XDI_KERNEL_FIXED_H
 
-#include "base/config.h"
+#include "base/scalar.h"
 
 /* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
@@ -16,5 +16,54 @@ XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 
 /* The sum as a double, rounded the same way for the same limbs' value. */
 XD_API double xd_fixed_value(xd_fixed sum);
+
+/* ---- the same inline ---- */
+
+XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
+    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
+    const int64_t high = xd_floor_i64(scaled);
+    const int64_t next = sum->high + high;
+    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
+    sum->high = next;
+    sum->low += xd_nearest_i64(xd_mul_exact(xd_sub(scaled, (double)high), 1099511627776.0)); /* 2^40 */
+    return true;
+}
+
+XD_SCALAR double xd_fixed_read(xd_fixed sum) {
+    const int64_t carry =
+        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
+    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
+    return xd_add(xd_mul_exact((double)(sum.high + carry), 1.0 / 1073741824.0),
+                  xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
+}
+
+/* Joins two sums. */
+XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
+    sum->high += other.high;
+    sum->low += other.low;
+}
+
+/* ---- cells ---- */
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XD_CELL_MINUS_INFINITY (-2097152.0)
+#define XD_CELL_NAN ((int64_t)1 << 57)
+
+/* Adds a term to a cell. -infinity is a legal term; NaN and what does not fit make the cell NaN. */
+XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
+    const bool none = term == -(double)INFINITY;
+    if (cell->high >= XD_CELL_NAN / 2 || (none && xd_fixed_read(*cell) < XD_CELL_MINUS_INFINITY / 2.0))
+        return;
+    if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
+}
+
+/* Its value, NaN or -infinity again. */
+XD_SCALAR double xd_cell_read(xd_fixed cell) {
+    const double value = xd_fixed_read(cell);
+    if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;
+    return value < XD_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+}
 
 #endif

@@ -39,21 +39,6 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
-static inline uint32_t xdi_tile_key(float x) {
-    const float one_zero = x + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &one_zero, sizeof bits);
-    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
-}
-
-static inline float xdi_tile_of_key(uint32_t key) {
-    const uint32_t bits = key & 0x80000000u ? key : key ^ 0x7fffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 /* The same ids from another one on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
@@ -76,12 +61,6 @@ static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
 
 static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels.data && a->hard_weight != 0.0;
-}
-
-/* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
-static inline bool xdi_status_refuses(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 /* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:

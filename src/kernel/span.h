@@ -5,6 +5,7 @@
 #include "base/internal.h"
 #include "kernel/optimizer.h"
 #include "kernel/reduce.h"
+#include "kernel/optimizer_scalar.h"
 
 /* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
  * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
@@ -15,7 +16,7 @@ enum { XDI_SPAN = 512 };
  * below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
-/* How far an average moves; see lerp in cpu/optimizer.c. */
+/* How far an average moves; see xd_lerp_f32. */
 typedef struct xdi_span_average {
     float weight; /* 1 - keep */
     float keep;
@@ -58,12 +59,9 @@ XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
                                 xd_dtype dtype, int64_t at, int64_t n);
 
-/* cpu/optimizer.c: ends an expression. A product that is added to something later would be fused with the
- * addition under -ffp-contract=fast, which changes bits. */
-XD_PRIVATE float xdi_span_rounded(float product);
-
-/* cpu/optimizer.c: the gradient that an update works with: scaled and turned as asked. */
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
+/* cpu/optimizer.c: what the formulas of a step take from its arguments and from those of an array. */
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args);
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a);
 
 /* cpu/optimizer.c: the entries of the table, on the spans of a level. */
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,

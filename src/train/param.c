@@ -1,6 +1,6 @@
 /* What optimizers, averages and clipping ask of parameters and of a step. */
 
-#include "kernel/internal.h"
+#include "kernel/optimizer_scalar.h"
 #include "train/internal.h"
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
@@ -8,7 +8,7 @@ XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
 }
 
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
-    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+    return !xdi_train_on_device(ctx) && xd_status_refuses(status);
 }
 
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {

@@ -29,7 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts bench demo demo_mpi nvcc cuda golden examples mpi lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -419,6 +419,12 @@ step_cuda_emu() {
     need g++
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
     CUDA_BUILD="$dir/cuda" CUDA_HEADER=. sh tests/cuda/run.sh "$1"
+}
+
+# With the emulation that cuda_emu:plain has built before, if it has.
+step_gpu_check() {
+    need g++
+    EMU_BUILD="$out/cuda_emu-plain.d/emu" sh tests/build/test_gpu_check.sh "$dir"
 }
 
 step_coverage_cuda() {

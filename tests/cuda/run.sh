@@ -4,7 +4,8 @@
 #   sh tests/cuda/run.sh plain checker asan    on the emulation (tests/emu), in these builds; all three by default
 #   sh tests/cuda/run.sh coverage              once each on the plain emulation; fails when less than 95 % of the unit's
 #                                              device code ran. COVERAGE_LIST=1 prints what did not. Needs g++ and gcov
-#   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU; skipped, in words, without one
+#   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU, by tools/gpu_check.sh --tests; skipped, in
+#                                              words, without one
 #
 # The plain build runs every program in four orders of the threads, one of them a comparison of all, and with streams that
 # do nothing until somebody waits. CUDA_TESTS names the programs (default: all), GOLDEN the folder of vectors,
@@ -14,7 +15,7 @@ cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}
 header=${CUDA_HEADER:-src}
-cxx=${CXX:-g++} cc=${CC:-cc} nvcc=${NVCC:-nvcc}
+cxx=${CXX:-g++} cc=${CC:-cc}
 tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
 golden=${GOLDEN:-../shared/golden}
 [ -d "$golden" ] || golden=
@@ -65,7 +66,7 @@ run_golden_emulated() {
     run_golden ", lazy streams reversed" EMU_STREAMS=lazy-reverse
 }
 
-# Its objects: C, for the emulation or for a GPU by the flags given.
+# Its objects: C, for the emulation by the flags given.
 compile_golden() {
     [ -n "$golden" ] || return 0
     mkdir -p "$out/golden.o" || return 1
@@ -144,38 +145,10 @@ run_coverage() {
     header=$relative
 }
 
-run_gpu() {
-    out=$build/gpu
-    if ! command -v "$nvcc" >/dev/null 2>&1 || ! nvidia-smi -L >/dev/null 2>&1; then
-        echo "skipped: needs nvcc and a GPU"
-        skipped=$((skipped + 1))
-        return
-    fi
-    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
-    mkdir -p "$out"
-    $cc -std=c99 -O2 -I"$header" -c tests/build/implementation.c -o "$out/library.o" &&
-        $nvcc -O2 -arch="sm_$capability" -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" ||
-        { fail "cannot build the unit"; return; }
-    for test in $tests; do
-        name=$(basename "$test" .cpp)
-        $nvcc -O1 -I"$header" -Itests/helpers -x cu -c "$test" -o "$out/$name.o" &&
-            $nvcc "$out/$name.o" "$out/unit.o" "$out/library.o" -o "$out/$name" -lpthread -lm ||
-            { fail "cannot build $name"; continue; }
-        run "$name" "$out/$name"
-        command -v compute-sanitizer >/dev/null 2>&1 || continue
-        [ -n "${CUDA_SANITIZE:-}" ] && run "$name, memcheck" compute-sanitizer --error-exitcode 9 "$out/$name"
-    done
-    [ -n "$golden" ] || return
-    compile_golden && $nvcc "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" -o "$out/golden" -lpthread -lm ||
-        { fail "cannot build the golden runner"; return; }
-    run_golden ""
-    run_golden ", INVARIANT" "" --invariant
-}
-
 [ $# -gt 0 ] || set -- plain checker asan
 for mode in "$@"; do
     case $mode in
-    gpu) run_gpu ;;
+    gpu) exec sh tools/gpu_check.sh --tests ;;
     coverage) run_coverage ;;
     *) run_emulated "$mode" ;;
     esac

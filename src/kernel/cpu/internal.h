@@ -45,10 +45,6 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
  * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
 
-/* loss.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
- * they are close. */
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
-
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
@@ -67,10 +63,9 @@ typedef struct xdi_cosine_sums {
 /* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
-/* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
+/* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
 
 /* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
  * k, the last one falls out. Returns the new length. */

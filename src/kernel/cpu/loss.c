@@ -2,6 +2,7 @@
 
 #include "kernel/cpu/exact.h"
 #include "kernel/cpu/internal.h"
+#include "kernel/loss_scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,26 +48,11 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_references_rows, a);
 }
 
-/* Joins one shard's references to those of the shards before it. */
-static void xdi_loss_join_reference(double *ref, const double *shard) {
-    const bool wins =
-        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-    if (wins)
-        for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
-    if (broken) ref[XD_LOSS_MAX] = NAN;
-    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
-}
-
 /* References of the whole row from those of all shards. */
 static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *ref) {
-    ref[XD_LOSS_MAX] = -INFINITY;
-    ref[XD_LOSS_ARG] = -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
-    ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
+    xd_loss_no_reference(ref);
     for (int i = 0; i < a->vocab.shards; i++)
-        xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
+        xd_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
@@ -201,38 +187,13 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
-static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
-                             int64_t columns, double *total) {
-    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
-    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
-    const double f = exp(shift / a->temperature), g = exp(teacher_shift);
-    const double z = shift / a->temperature;
-    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
-    if (columns == 0) return;
-    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] +=
-        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
-    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
-    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
-    if (a->divergence == XD_KL_FORWARD && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
-    if (a->divergence == XD_SOFT_CE && g > 0.0)
-        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
-    if (a->divergence == XD_KL_REVERSE && f > 0.0) {
-        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature;
-        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
-    }
-}
-
 static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
-        xdi_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
+        xd_loss_rescale(a, ref, own, sums, a->vocab.offsets[i + 1] - a->vocab.offsets[i], total);
         const int64_t label = xdi_loss_has_hard(a) ? xd_id_at(a->labels, r) : -1;
         if (label >= a->vocab.offsets[i] && label < a->vocab.offsets[i + 1])
             total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -240,48 +201,10 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
-    const double d = t - s;
-    if (fabs(d) < 1.0) {
-        *student = -log1p(beta * expm1(d));
-        *teacher = -log1p((1.0 - beta) * expm1(-d));
-    } else if (d > 0.0) {
-        *teacher = -log(beta + (1.0 - beta) * exp(-d));
-        *student = *teacher - d;
-    } else {
-        *student = -log((1.0 - beta) + beta * exp(d));
-        *teacher = *student + d;
-    }
-}
-
-static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd_loss_row *row) {
-    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a->temperature;
-    double unused;
-    row->soft_log = log(total[XD_LOSS_SOFT]);
-    row->teacher_log = log(total[XD_LOSS_TEACHER]);
-    switch (a->divergence) {
-    case XD_KL_FORWARD:
-        row->soft =
-            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-        break;
-    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
-    case XD_KL_REVERSE:
-        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-        break;
-    default:
-        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
-        break;
-    }
-}
-
 static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
     double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
     xdi_loss_whole_reference(a, r, ref);
-    row->max = ref[XD_LOSS_MAX];
-    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
-    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
-    row->argmax = ref[XD_LOSS_ARG];
+    xd_loss_take_references(ref, row);
     const int64_t label = a->labels.data ? xd_id_at(a->labels, r) : 0;
     if (label < 0 || label >= a->vocab.size) {
         row->finding = (int)XD_ROW_LABEL;
@@ -291,23 +214,7 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         xdi_loss_total_fixed(a, r, total, row);
     else
         xdi_loss_total_plain(a, r, ref, total);
-    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (xdi_loss_has_hard(a)) {
-        row->hard_log = log(total[XD_LOSS_HARD]);
-        row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
-        if (a->uniform_weight != 0.0)
-            row->hard += a->uniform_weight * ((double)a->vocab.size * row->hard_log - total[XD_LOSS_LINEAR]);
-    }
-    if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE &&
-        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
-        row->finding = (int)XD_ROW_NOT_FINITE;
-}
-
-static void xdi_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+    xd_loss_scalars(a, xdi_loss_has_hard(a), xdi_loss_has_soft(a), a->vocab.size, total, row);
 }
 
 static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
@@ -317,18 +224,9 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xdi_loss_clear_finding(row);
+        xd_loss_clear_finding(row);
     }
     return XD_OK;
-}
-
-/* The student's and the teacher's log-probability at one column. */
-static inline double xdi_loss_student_log(const xd_loss_args *a, const xd_loss_row *row, double x) {
-    return (x - row->max) / a->temperature - row->soft_log;
-}
-
-static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_row *row, double y) {
-    return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
 XDI_SIMD_AS_WRITTEN
@@ -348,7 +246,7 @@ XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64
         }
         const double p = exp(s), q = exp(t);
         if (p == 0.0 && q == 0.0) continue;
-        xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
+        xd_log_ratios(t - s, a->beta, &student, &teacher);
         if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
         if (p > 0.0) xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, p * (student - row->top));
     }
@@ -410,42 +308,18 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        row->mean = xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE);
-        row->soft = a->beta * xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE) +
-                    (1.0 - a->beta) * (row->mean + row->top);
-        if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-        xdi_loss_clear_finding(row);
+        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+                                xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;
-}
-
-/* d soft / d (x / tau) at one column. */
-static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
-                                            double y) {
-    const double s = xdi_loss_student_log(a, row, x);
-    double student, teacher;
-    if (a->divergence == XD_KL_REVERSE) {
-        const double p = exp(s);
-        const double u = (y - row->teacher_at_arg) / a->temperature;
-        return p > 0.0 ? p * (((x - row->max) / a->temperature - u) - row->mean) : 0.0;
-    }
-    const double t = xdi_loss_teacher_log(a, row, y);
-    if (a->divergence != XD_JSD) return exp(s) - exp(t);
-    const double p = exp(s);
-    if (p == 0.0) return 0.0;
-    xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
-    return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
 }
 
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
     const xd_loss_row *row = a->row + r;
     double g = 0.0;
-    if (xdi_loss_has_hard(a)) {
-        const double p = exp((x - row->max) - row->hard_log);
-        const bool target = c == xd_id_at(a->labels, r) - a->vocab.begin;
-        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
-    }
-    if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    if (xdi_loss_has_hard(a))
+        g = xd_loss_hard_gradient(a, row, x, c == xd_id_at(a->labels, r) - a->vocab.begin);
+    if (xdi_loss_has_soft(a)) g = xd_loss_add_soft(a, g, xd_loss_soft_gradient(a, row, x, y));
     return a->row_scale[r] * g;
 }
 

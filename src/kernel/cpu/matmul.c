@@ -38,10 +38,10 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             for (int64_t i = 0; i < 8; i++)
-                packed[p * width + line + i] = xdi_matmul_widen(data[p * x->term_stride + line + i]);
+                packed[p * width + line + i] = xd_bits_from_bf16(data[p * x->term_stride + line + i]);
     for (; line < x->lines; line++)
         for (int64_t p = 0; p < x->terms; p++)
-            packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
+            packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
 /* Panel by panel: what every machine can do. */

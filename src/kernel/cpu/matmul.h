@@ -74,20 +74,6 @@ static inline int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static inline float xdi_matmul_widen(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_matmul_narrow(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* a NaN stays one */
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 /* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
 static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
 #if defined(__GNUC__)
@@ -105,7 +91,7 @@ static inline int64_t xdi_matmul_size(xd_dtype dtype) {
 
 static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_F32 ? ((const float *)x->data)[at]
-                                    : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
+                                    : xd_bits_from_bf16(((const uint16_t *)x->data)[at]);
 }
 
 /* matmul.c: the kernel in plain C, its packing, panel by panel, and the product on a level's kernel, which needs a

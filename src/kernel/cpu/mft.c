@@ -1,6 +1,7 @@
 /* Minimal fine-tuning and the cosine: plain loops, double inside. kernel/mft.h has the formulas. */
 
 #include "kernel/cpu/internal.h"
+#include "kernel/mft_scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,13 +13,6 @@ static bool xdi_mft_counts(const xd_mft_args *a, int64_t r) {
 /* One shard's value of a side of row r, of all shards'. */
 static double xdi_mft_side(const xd_mft_args *a, int shard, int64_t r, int side) {
     return a->all_sides[(shard * a->student.rows + r) * XD_MFT_SIDES + side];
-}
-
-/* A row whose loss is not finite has none. */
-static void xdi_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
 static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
@@ -47,50 +41,16 @@ static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args
     return XD_OK;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
-static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-/* p ln p, 0 at 0. */
-static double xdi_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
-static void xdi_mft_change_sides(xd_loss_row *row) {
-    const double max = row->max, log_sum = row->soft_log;
-    row->max = row->teacher_max;
-    row->teacher_max = max;
-    row->soft_log = fmax(row->teacher_log, 0.0);
-    row->teacher_log = fmax(log_sum, 0.0);
-}
-
-/* With l the label, sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu)
- *                                   + q_l ln q_l - mu ln p_l. */
 static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
     xd_loss_row *row = a->row + r;
     double x = 0.0, y = 0.0;
-    xdi_mft_change_sides(row);
+    xd_mft_change_sides(row);
     if (row->finding != (int)XD_ROW_FINE) return;
     for (int i = 0; i < a->vocab.shards; i++) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
-    const double favourite = exp(-row->teacher_log);
-    const double mu =
-        xdi_mft_share(favourite, label, row->argmax == (double)xd_id_at(a->labels, r), a->threshold);
-    row->mean = mu;
-    row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
-                xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
-                mu * log_p;
-    xdi_mft_judge(row);
+    xd_mft_correct(a, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -101,14 +61,10 @@ static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args 
 }
 
 XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y) {
-    const xd_loss_row *row = a->row + r;
-    const double log_p = (x - row->max) / a->temperature - row->soft_log;
-    const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
-    const bool label = c + a->vocab.begin == xd_id_at(a->labels, r);
-    const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
-    if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
-    if (a->gradient.data)
-        xdi_loss_store(&a->gradient, r, c, a->row_scale[r] * a->weight / a->temperature * (exp(log_p) - q));
+    double term, gradient;
+    xd_mft_column(a, r, x, y, c + a->vocab.begin == xd_id_at(a->labels, r), &term, &gradient);
+    if (a->terms.data) xdi_loss_store(&a->terms, r, c, term);
+    if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, gradient);
 }
 
 XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns) {
@@ -158,12 +114,9 @@ static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args 
 /* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
 static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
     double largest = 0.0;
-    *exponent = 0;
     for (int i = 0; a->fixed && i < a->vocab.shards; i++)
         largest = fmax(largest, xdi_mft_side(a, i, r, side));
-    if (!isfinite(largest)) return false;
-    frexp(largest, exponent);
-    return true;
+    return xd_cosine_exponent(largest, exponent);
 }
 
 static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
@@ -235,16 +188,12 @@ static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
 }
 
 static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
-    xd_loss_row *row = a->row + r;
-    int x_exponent, y_exponent;
-    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
-    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
-    const double both = ldexp(xdi_cosine_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
-    row->max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_STUDENT)), x_exponent);
-    row->teacher_max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_TEACHER)), y_exponent);
-    row->mean = both / (fmax(row->max, XD_COSINE_LEAST) * fmax(row->teacher_max, XD_COSINE_LEAST));
-    row->soft = x_fits && y_fits ? 1.0 - row->mean : NAN;
-    xdi_mft_judge(row);
+    int exponents[XD_MFT_SIDES];
+    double sums[XD_COSINE_SUMS];
+    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
+    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
+    for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
+    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
@@ -256,16 +205,6 @@ static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *
     return XD_OK;
 }
 
-/* d cos / d x = (y/|y| - cos x/|x|) / |x|, and nothing where x has no direction. */
-XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
-    const xd_loss_row *row = a->row + r;
-    const double scale = a->row_scale[r] * a->weight;
-    *of_x = *of_y = 0.0;
-    if (row->max < XD_COSINE_LEAST) return;
-    *of_x = scale * row->mean / row->max / row->max;
-    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
-}
-
 /* As written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
 static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -275,7 +214,7 @@ static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, i
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         for (int64_t c = 0; c < columns; c++) {
             const double from_x = of_x * xdi_loss_load(&a->student, r, c);
             const double from_y = of_y * xdi_loss_load(&a->teacher, r, c);

@@ -1,103 +1,72 @@
 /* Optimizers, averages, casts and norms: the walk over arrays and spans, and the plain spans. */
 
 #include "kernel/internal.h"
+#include "kernel/optimizer_scalar.h"
 #include "kernel/span.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-XD_PRIVATE float xdi_span_rounded(float product) {
-#if defined(__GNUC__) && defined(__x86_64__)
-    __asm__("" : "+x"(product));
-    return product;
-#elif defined(__GNUC__) && defined(__aarch64__)
-    __asm__("" : "+w"(product));
-    return product;
-#else
-    volatile float stored = product;
-    return stored;
-#endif
+XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args) {
+    xd_update_rules rules;
+    rules.one_minus_beta1 = args->one_minus_beta1;
+    rules.one_minus_beta2 = args->one_minus_beta2;
+    rules.beta2 = args->beta2;
+    rules.eps = args->eps;
+    rules.momentum = args->momentum;
+    rules.couple_decay = args->couple_decay;
+    rules.maximize = args->maximize;
+    return rules;
 }
 
-XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
-    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
-    return args->maximize ? -gradient : gradient;
+XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a) {
+    xd_update_scalars s;
+    s.scaled = args->gradient_scale != NULL;
+    s.scale = s.scaled ? *args->gradient_scale : 1.0f;
+    s.decay = a->decay;
+    s.weight_decay = a->weight_decay;
+    s.step_size = a->step_size;
+    s.root_correction = a->root_correction;
+    s.fresh = a->fresh;
+    return s;
 }
 
 /* ---- the plain spans ---- */
 
 static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
-/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
- *   g   = gradient * scale                        (no scale: no multiplication)
- *   P   = p * decay                               AdamW
- *   g   = fma(weight_decay, p, g),  P = p         L2 form
- *   m   = fma(1 - beta1, g - m, m)
- *   v   = fma(1 - beta2, g * g, beta2 * v)
- *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
 static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                            int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
-        if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
-        const float kept = args->couple_decay ? p : p * a->decay;
-        m = fmaf(args->one_minus_beta1, g - m, m);
-        v = fmaf(args->one_minus_beta2, g * g, args->beta2 * v);
-        const float denominator = sqrtf(v) / a->root_correction + args->eps;
-        a->master[at + i] = fmaf(-a->step_size, m / denominator, kept);
-        a->first[at + i] = m;
-        a->second[at + i] = v;
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_adam_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i], &a->second[at + i]);
 }
 
-/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
- *   g      = gradient * scale,  then fma(weight_decay, p, g)
- *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
- *   p      = fma(-step_size, buffer, p) */
 static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                           int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
-        const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
-        a->first[at + i] = buffer;
-        a->master[at + i] = fmaf(-a->step_size, buffer, p);
-    }
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
+    for (int64_t i = 0; i < n; i++)
+        xd_sgd_element(&rules, &s, gradient[i], &a->master[at + i], &a->first[at + i]);
 }
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
- * dtype first.
- *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
- * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
-    const float weight = average->weight;
-    for (int64_t i = 0; i < n; i++) {
-        const float difference = source[i] - target[i];
-        if (average->weighted_sum)
-            target[i] = fmaf(weight, source[i], average->keep * target[i]);
-        else if (fabsf(weight) < 0.5f)
-            target[i] = fmaf(weight, difference, target[i]);
-        else
-            target[i] = fmaf(weight - 1.0f, difference, source[i]);
-    }
+    for (int64_t i = 0; i < n; i++)
+        target[i] = xd_lerp_f32(average->weight, average->keep, average->weighted_sum, target[i], source[i]);
 }
 
 /* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
@@ -121,13 +90,6 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
-}
-
-static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
-    const double weight = 1.0 - keep;
-    if (weighted_sum) return fma(weight, source, keep * target);
-    const double difference = source - target;
-    return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
 }
 
 static const xdi_span_kernels xdi_plain_spans = {
@@ -234,7 +196,7 @@ static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weigh
         double *target = (double *)a->target;
         for (int64_t i = at; i < at + n; i++)
             target[i] =
-                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
+                xd_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
         return;
     }
     average.weight = (float)(1.0 - keep);
@@ -285,7 +247,7 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
                                   const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
         XD_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_lerp_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_lerp_count, xdi_lerp_part };
     return xdi_walk_run(launch, &walk);
@@ -305,30 +267,14 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* base^exponent by products in a fixed order, so that a device forms the same bits. */
-static double xdi_update_power(double base, int64_t exponent) {
-    double power = 1.0;
-    for (; exponent > 0; exponent >>= 1, base *= base)
-        if (exponent & 1) power *= base;
-    return power;
-}
-
-/* 1 - beta^t, rounded after the power and after the difference. */
-static double xdi_update_correction(double beta, int64_t t) {
-    volatile double power = xdi_update_power(beta, t);
-    return 1.0 - power;
-}
-
 /* The array with the scalars of its next step, t, formed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
     const int64_t t = *a.steps + 1;
     a.fresh = t == 1;
-    a.step_size = (float)a.learning_rate;
-    if (!adam) return a;
-    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
-    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    a.step_size = xd_update_step_size(a.learning_rate, args->beta1_exact, t, adam);
+    if (adam) a.root_correction = xd_update_root_correction(args->beta2_exact, t);
     return a;
 }
 
@@ -367,7 +313,7 @@ XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_arg
     const xdi_update_job job = { args, spans, update };
     const xdi_walk walk = { &job, args->array_count, xdi_update_count, xdi_update_part };
     XD_TRY(xdi_update_check(launch, args));
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     XD_TRY(xdi_walk_run(launch, &walk));
     for (int64_t k = 0; k < args->array_count; k++)
         if (args->arrays[k].steps) ++*args->arrays[k].steps;
@@ -426,7 +372,7 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
-    if (xdi_status_refuses(launch->status)) return XD_OK;
+    if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_cast_job job = { arrays, spans };
     const xdi_walk walk = { &job, array_count, xdi_cast_count,
                             xdi_cast_part }; /* an empty array may be NULL */
@@ -480,21 +426,10 @@ static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
     limbs[limb + 2] += (int64_t)(high >> 32);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
-static void xdi_norm_carry(int64_t *limbs) {
-    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
-        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
-        limbs[k] &= 0xffffffff;
-    }
-}
-
-/* |x| or its square, added exactly: the f32 is mantissa * 2^exponent with a 24-bit mantissa. */
+/* |x| or its square, added exactly. */
 static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const int biased = (int)((bits >> 23) & 0xffu);
-    const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
-    const int exponent = (biased ? biased : 1) - 150;
+    int exponent;
+    const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
     if (square)
         xdi_norm_add(limbs, mantissa * mantissa, 2 * exponent + 320);
     else
@@ -531,7 +466,7 @@ static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool 
             xdi_norm_add(limbs, sum >> 32, bit + 32);
         }
     }
-    xdi_norm_carry(limbs);
+    xd_norm_carry(limbs);
 }
 
 /* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
@@ -553,7 +488,7 @@ static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_
         }
     }
     sum->sum += subtotal;
-    if (args->exact) xdi_norm_carry(sum->limbs);
+    if (args->exact) xd_norm_carry(sum->limbs);
 }
 
 static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
@@ -643,7 +578,7 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     sum->not_finite += part->not_finite;
     sum->nan += part->nan;
     for (int i = 0; i < XD_NORM_LIMBS; i++) sum->limbs[i] += part->limbs[i];
-    xdi_norm_carry(sum->limbs);
+    xd_norm_carry(sum->limbs);
 }
 
 /* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
@@ -668,23 +603,7 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
 }
 
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
-    int64_t carried[XD_NORM_LIMBS];
-    memcpy(carried, limbs, sizeof carried);
-    xdi_norm_carry(carried);
-    int top = XD_NORM_LIMBS - 1;
-    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
-    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
-    if (head == 0) return 0.0;
-    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
-    while (!(head >> 63)) {
-        head = (head << 1) | ((below >> 31) & 1u);
-        below = (below << 1) & 0xffffffffu;
-        shift++;
-    }
-    bool rest = below != 0;
-    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
-    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+    return xd_norm_limbs_read(limbs);
 }
 
 XDI_SPAN_ENTRIES(plain, xdi_plain_spans)

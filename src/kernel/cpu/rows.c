@@ -1,6 +1,7 @@
 /* Rows of a batch: which count, their labels, records of losses, maxima of columns. */
 
 #include "kernel/internal.h"
+#include "kernel/loss_scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -107,7 +108,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
-        a->row_loss[r] = (float)(a->hard_weight * v.hard + a->soft_weight * v.soft);
+        a->row_loss[r] = (float)xd_loss_of_row(a->hard_weight, v.hard, a->soft_weight, v.soft);
     }
     if (a->student_mass) a->student_mass[r] = (float)a->topk_rows[r].student_mass;
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;

@@ -2,6 +2,7 @@
 
 #include "kernel/cpu/exact.h"
 #include "kernel/cpu/internal.h"
+#include "kernel/topk_scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -148,10 +149,8 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
-        const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
-        if (!(f > 0.0)) continue;
-        side->outside += f * part[XD_TOPK_OUTSIDE];
-        side->entropy += f * (part[XD_TOPK_ENTROPY] + part[XD_TOPK_OUTSIDE] * shift);
+        xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
+                        part[XD_TOPK_ENTROPY]);
     }
 }
 
@@ -195,17 +194,10 @@ typedef struct xdi_topk_entries {
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double log;                           /* of the student's sum over all columns */
-    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;                            /* the outside is an entry of the divergence */
-    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
-    double student_mass, teacher_mass;
+    bool tail; /* the outside is an entry of the divergence */
+    xd_topk_masses at;
+    double teacher_mass;
 } xdi_topk_entries;
-
-/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
-static double xdi_topk_floor(void) {
-    return -expm1(-1e-7);
-}
 
 /* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
  * entries. */
@@ -234,69 +226,38 @@ static void xdi_topk_student_entries(const xd_topk_kl_args *a, int64_t r, xdi_to
     double inside = 0.0;
     for (int64_t j = 0; j < a->k; j++)
         if (e->ids[j] >= 0) inside += exp((values[j] - side->max) / a->temperature);
-    const double total = inside + side->outside;
-    e->log = log(total);
-    e->student_mass = inside / total;
-    e->outside_mass = side->outside / total;
-    e->outside_entropy = side->entropy / total - e->log * e->outside_mass;
+    e->at = xd_topk_student_masses(inside, side, e->tail);
     if (a->mode == XD_TOPK_RENORMALISE) {
         xdi_topk_normalise(values, e->ids, a->k, a->temperature, e->s);
     } else {
         for (int64_t j = 0; j < a->k; j++)
-            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->log : -INFINITY;
+            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->at.log : -INFINITY;
     }
-    e->tail_flows = e->tail && e->outside_mass >= xdi_topk_floor();
-    e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
+    e->s[a->k] = e->at.tail;
 }
 
 static void xdi_topk_teacher_entries(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e) {
     const double *values = a->teacher_values + r * a->k;
     const double tau = a->teacher_temperature;
     const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
-    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
-    if (a->teacher_side) {
-        const xd_topk_side *side = a->teacher_side + r;
-        const double inside = exp(sum - side->max / tau);
-        whole = side->max / tau + log(inside + side->outside);
-        outside = side->outside / (inside + side->outside);
-    } else if (a->teacher_log) {
-        whole = a->teacher_log[r];
-    }
+    const xd_topk_teacher teacher =
+        xd_topk_teacher_masses(sum, a->teacher_side ? a->teacher_side + r : NULL, tau,
+                               !a->teacher_side && a->teacher_log ? a->teacher_log[r] : 0.0);
     for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
-        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
-    e->teacher_mass = exp(sum - whole);
-    if (!a->teacher_side) outside = -expm1(sum - whole);
-    e->t[a->k] = log(outside < xdi_topk_floor() ? xdi_topk_floor() : outside);
+        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - teacher.whole : -INFINITY;
+    e->teacher_mass = teacher.mass;
+    e->t[a->k] = teacher.tail;
 }
 
 /* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
 static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *row) {
     const int64_t n = e->k + (e->tail ? 1 : 0);
     double mass = xdi_topk_mass(e->t, e->ids, e->k);
-    if (e->tail_flows) mass += exp(e->t[e->k]);
-    for (int64_t j = 0; j < n; j++) {
-        if (j < e->k && e->ids[j] < 0) continue;
-        const double t = exp(e->t[j]);
-        if (t > 0.0) row->loss += weight * t * (e->t[j] - e->s[j]);
-        e->g[j] += weight * (exp(e->s[j]) * mass - t);
-    }
-    row->outside += weight * (e->tail_flows ? mass - exp(e->t[e->k]) / e->outside_mass : mass);
-}
-
-/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
-static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, double *loss) {
-    const double p = exp(e->s[j]), q = exp(e->t[j]);
-    double student, teacher;
-    *loss = 0.0;
-    if (beta == 1.0) {
-        if (p > 0.0) *loss = p * (e->s[j] - e->t[j]);
-        return p > 0.0 ? e->s[j] - e->t[j] : 0.0;
-    }
-    if (p == 0.0 && q == 0.0) return 0.0;
-    xdi_loss_log_ratios(e->s[j], e->t[j], beta, &student, &teacher);
-    if (q > 0.0) *loss += beta * q * teacher;
-    if (p > 0.0) *loss += (1.0 - beta) * p * student;
-    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+    if (e->at.tail_flows) mass += exp(e->t[e->k]);
+    for (int64_t j = 0; j < n; j++)
+        if (j == e->k || e->ids[j] >= 0)
+            row->loss += xd_topk_forward(e->s[j], e->t[j], weight, mass, &e->g[j]);
+    row->outside += xd_topk_forward_outside(&e->at, weight, mass, exp(e->t[e->k]));
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
@@ -305,41 +266,37 @@ static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, 
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
-    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->at.outside_mass, mean;
     if (e->tail) {
-        const double r = xdi_topk_ratio(e, e->k, beta, &loss);
+        const double r = xd_topk_ratio(e->s[e->k], e->t[e->k], beta, &loss);
         row->loss += weight * loss;
-        if (e->tail_flows) offset = outside = r + one;
+        if (e->at.tail_flows) offset = outside = r + one;
     }
     if (renormalised) most = -1.0;
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0 || !(exp(e->s[j]) > most)) continue;
         most = exp(e->s[j]);
-        offset = xdi_topk_ratio(e, j, beta, &loss) + one;
+        offset = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
     }
-    mean =
-        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    mean = renormalised ? 0.0 : xd_topk_outside_mean(&e->at, outside, offset, zero_outside);
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0) continue;
-        const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
+        const double r = xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
         row->loss += weight * loss;
         if (e->s[j] > -INFINITY) mean += exp(e->s[j]) * (r - offset);
     }
     for (int64_t j = 0; j < e->k; j++)
         if (e->ids[j] >= 0)
-            e->g[j] += weight * exp(e->s[j]) * (xdi_topk_ratio(e, j, beta, &loss) + one - offset - mean);
+            e->g[j] += xd_topk_backward(e->s[j], weight, xd_topk_ratio(e->s[j], e->t[j], beta, &loss) + one,
+                                        offset, mean);
     row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
-    if (!zero_outside) return;
-    row->entropy += weight;
-    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+    if (zero_outside) xd_topk_zero_outside(&e->at, weight, row);
 }
 
 static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_topk_entries *e,
                                     xd_topk_row *row) {
     const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
-    double beta = a->beta;
-    if (a->divergence == XD_KL_FORWARD) beta = 0.0;
-    if (a->divergence == XD_KL_REVERSE) beta = 1.0;
+    const double beta = xd_topk_beta(a->divergence, a->beta);
     xdi_topk_student_entries(a, r, e);
     xdi_topk_teacher_entries(a, r, e);
     if (a->divergence == XD_JSD) {
@@ -349,11 +306,7 @@ static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_top
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    row->max = a->side[r].max;
-    row->log = e->log;
-    row->student_mass = e->student_mass;
-    row->teacher_mass = e->teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {

@@ -1,6 +1,7 @@
 /* Universal logit distillation, estimates and the JSD of probabilities: plain loops, double inside. */
 
 #include "kernel/cpu/internal.h"
+#include "kernel/uld_scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -54,7 +55,7 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
     for (int64_t i = 0; i < side->count; i++) {
         const int64_t id = side->list ? side->list[i] : i;
-        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        const uint32_t key = xd_key_of_float((float)xdi_loss_load(&side->logits, row, id));
         records[i] = (uint64_t)key << 32 | (uint64_t)id;
         for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
     }
@@ -95,31 +96,11 @@ static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a)
 
 /* ---- compare ---- */
 
-/* A term of the generalised JSD of probabilities, and its derivative by u. */
-static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
-    const double s = log(p), t = log(q);
-    double student, teacher, value;
-    if (beta == 0.0) {
-        value = q * (t - s);
-        *slope = -q / p;
-    } else if (beta == 1.0) {
-        value = p * (s - t);
-        *slope = s - t + 1.0;
-    } else {
-        xdi_loss_log_ratios(s, t, beta, &student, &teacher);
-        value = beta * q * teacher + (1.0 - beta) * p * student;
-        *slope = (1.0 - beta) * student;
-    }
-    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
-    return value;
-}
-
 /* The probability of a record's logit in the base row, times the factor. */
 static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
     const xd_uld_rows *side = &a->side[which];
     const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
-    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    const double logit = (double)xd_float_of_key((uint32_t)(record >> 32));
     return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
            part[XD_SOFTMAX_SUM];
 }
@@ -149,7 +130,7 @@ static void xdi_cpu_uld_matched(const xd_uld_args *a, xd_uld_chunk *chunk, float
         const double v = chunk->factor[XD_ULD_TEACHER] *
                          xdi_cpu_uld_probability(&a->side[XD_ULD_TEACHER], chunk->base[XD_ULD_TEACHER], t);
         double d;
-        chunk->matched += xdi_cpu_jsd_entry(u, v, a->beta, &d);
+        chunk->matched += xd_jsd_entry(u, v, a->beta, &d);
         if (!slope) continue;
         slope[s] = (float)(a->matched_weight * d);
         *mean += a->matched_weight * d * u;
@@ -241,8 +222,8 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
     for (int64_t r = 0; r < a->student.rows; r++)
         for (int64_t c = 0; c < a->student.cols; c++) {
             double slope;
-            sum += xdi_cpu_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c),
-                                     a->beta, &slope);
+            sum += xd_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c), a->beta,
+                                &slope);
             if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, slope / a->denominator);
         }
     a->out->value = sum;
@@ -252,41 +233,10 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
 
 /* ---- estimates ---- */
 
-static double xdi_cpu_estimate_value(int kind, double rho) {
-    if (kind == 0) return -rho;
-    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-/* With respect to the student's log-probability, of which rho is minus. */
-static double xdi_cpu_estimate_slope(int kind, double rho) {
-    if (kind == 0) return 1.0;
-    return kind == 1 ? -rho : -expm1(rho);
-}
-
-/* Adds element i to the sum. */
-static void xdi_cpu_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
-    const double free_rho = (double)a->reference[i] - (double)a->logprobs[i];
-    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
-    const double weight = a->weight ? (double)a->weight[i] : 1.0;
-    double value = isnan(free_rho) ? free_rho : xdi_cpu_estimate_value(a->kind, rho);
-    double slope = rho == free_rho ? xdi_cpu_estimate_slope(a->kind, rho) : 0.0;
-    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
-        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
-        slope = 0.0;
-    }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value += weight * value;
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)(weight * slope);
-}
-
 static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
     xd_uld_sum sum = { 0.0, -1 };
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xdi_cpu_estimate_one(a, i, &sum);
+    for (int64_t i = 0; i < a->count; i++) xd_estimate_one(a, i, &sum);
     *a->out = sum;
     return XD_OK;
 }

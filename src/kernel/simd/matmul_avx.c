@@ -293,7 +293,7 @@ XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narro
 
 static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
     return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
-                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+                                     : (uint32_t)xd_bits_to_bf16(((const float *)x->data)[at]);
 }
 
 /* The terms of a line from number p on, one pair after the other. */

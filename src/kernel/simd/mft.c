@@ -2,6 +2,7 @@
  * less; the cosine's terms are double, exact products among them, so its loops only add in another order than the plain
  * ones, and what they write has their bits. */
 
+#include "kernel/mft_scalar.h"
 #include "kernel/simd/loops.h"
 
 #include <math.h>
@@ -132,7 +133,7 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
-        xdi_cosine_slope(a, r, &of_x, &of_y);
+        xd_cosine_slope(a, r, &of_x, &of_y);
         level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
                       xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
     }

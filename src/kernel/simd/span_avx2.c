@@ -9,7 +9,7 @@
 
 #    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
     __asm__("" : "+x"(product));
     return product;

@@ -46,7 +46,7 @@ XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __
         _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
 }
 
-/* See xdi_span_rounded. */
+/* Ends an expression: see xd_mulf. */
 XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
     __asm__("" : "+v"(product));
     return product;

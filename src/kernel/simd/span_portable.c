@@ -27,40 +27,28 @@ static inline float xdi_portable_fma(float a, float b, float c) {
 }
 #    endif
 
-static inline float xdi_portable_from_bf16(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_portable_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-
 static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_from_f16(from[i]);
 }
 
 static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_bf16(from[i]);
     else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bits_to_f16(from[i]);
 }
 
 static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                               int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
+        float g = xd_update_gradient(&rules, &s, gradient[i]);
         if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
         const float kept = args->couple_decay ? p : p * a->decay;
         m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
@@ -74,9 +62,11 @@ static void xdi_portable_adam(const xd_update_args *args, const xd_update_array 
 
 static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                              int64_t at, int64_t n) {
+    const xd_update_rules rules = xdi_update_rules_of(args);
+    const xd_update_scalars s = xdi_update_scalars_of(args, a);
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
-        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float g = xdi_portable_fma(a->weight_decay, p, xd_update_gradient(&rules, &s, gradient[i]));
         const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
         a->first[at + i] = buffer;
         a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);

@@ -260,11 +260,11 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
         __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
-        keys[i] = xdi_tile_key(xdi_select_at(x, at));
+        keys[i] = xd_key_of_float(xdi_select_at(x, at));
     }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
-    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
+    const float value = xd_float_of_key((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 

@@ -33,7 +33,7 @@ typedef struct xdi_fast_uld {
 /* Logits of ranks [r, r + n), -infinity behind the list's end. */
 static void xdi_fast_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
-    for (; i < n && r + i < count; i++) out[i] = xdi_tile_of_key((uint32_t)(sorted[r + i] >> 32));
+    for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
     for (; i < n; i++) out[i] = -INFINITY;
 }
 

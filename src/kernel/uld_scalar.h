@@ -1,0 +1,60 @@
+#ifndef XDI_KERNEL_ULD_SCALAR_H
+#define XDI_KERNEL_ULD_SCALAR_H
+
+#include "kernel/loss_scalar.h"
+#include "kernel/uld.h"
+
+/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = xd_mul(q, xd_sub(t, s));
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = xd_mul(p, xd_sub(s, t));
+        *slope = xd_add(xd_sub(s, t), 1.0);
+    } else {
+        xd_log_ratios(xd_sub(t, s), beta, &student, &teacher);
+        value = xd_add(xd_mul(xd_mul(beta, q), teacher), xd_mul(xd_mul(rest, p), student));
+        *slope = xd_mul(rest, student);
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+/* ---- estimates ---- */
+
+XD_SCALAR double xd_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+XD_SCALAR double xd_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
+    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
+    const double weight = a->weight ? (double)a->weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xd_estimate_value(a->kind, rho);
+    double slope = rho == free_rho ? xd_estimate_slope(a->kind, rho) : 0.0;
+    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
+        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value = xd_add(sum->value, xd_mul(weight, value));
+    if (a->values) a->values[i] = (float)value;
+    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+}
+
+#endif

@@ -476,8 +476,8 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
- * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
@@ -501,7 +501,7 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype: NULL is no ids. Pure. */
+/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -574,7 +574,8 @@ typedef struct xd_loss_values {
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
+ * was read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -1305,12 +1306,13 @@ typedef struct xd_vocab xd_vocab;
  *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
  *   size     true columns over all ranks
  *
- * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
- * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
- * xd_vocab_destroy. */
+ * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do
+ * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes some words a rank of
+ * the context's allocator and of its device's, which xd_vocab_destroy gives back; with a GPU it waits. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
+/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ones
+ * fewer or none. Collective over tp; errors as there. */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
 /* Frees the object; local. NULL is fine. */
@@ -1366,10 +1368,10 @@ typedef struct xd_loss_common {
  *
  *   out     in memory of the tensors' device
  *
- * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
- * split: weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
- * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter are
- * seen in out->refused, and the losses find nothing counted. */
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every split:
+ * weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
+ * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter
+ * are seen in out->refused, and the losses find nothing counted. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1397,8 +1399,9 @@ typedef struct xd_shift_desc {
  * with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
- * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
+/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n], on the
+ * host, ascending, as xd_shift_desc takes them. Local; allocates nothing. Errors: ARGUMENT (rank, ranks); SHAPE when
+ * length is not a multiple of 2n. For n = 1 any length. */
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions);
 
@@ -1533,9 +1536,9 @@ typedef struct xd_vocab_topk_desc {
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
- * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
- * gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
+ * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
+ * xd_vocab_topk_gather gives the logits too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
@@ -1613,13 +1616,13 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
- * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
- * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
- * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
- * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
- * row's results.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a
+ * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
+ * tokens are double. All are computed in double. All are collective over the vocabulary's group, give the same bits
+ * on all its ranks, and need [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator
+ * gives it for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
+ * probability zero; NaN and +infinity spread to the row's results. Errors: SHAPE, DTYPE, ARGUMENT (temperature not
+ * positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -2974,7 +2977,8 @@ typedef struct xd_xtoken_desc {
      * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
      * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
     bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and threads
+     * of the context share a tile: PROJECTED has 16 chunks for each, so that more than two want more. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
@@ -3075,8 +3079,8 @@ typedef struct xd_uld_values {
  * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
  * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
  * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
- * enough for.
+ * Memory: twenty-odd bytes for each id of both vocabularies, on a CPU of a chunk for each thread of the context, on
+ * a device of as many chunks as 64 MB are enough for.
  * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
  * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
  * written. */
@@ -4335,6 +4339,16 @@ XD_SCALAR double xd_cell_read(xd_fixed cell) {
     return value < XD_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
 }
 
+/* >>kernel/shard */
+
+/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+typedef struct xd_vocab_shard {
+    int64_t begin, end;     /* global columns of this shard */
+    int64_t size;           /* columns of all shards */
+    int shard, shards;      /* this one among them, in rank order */
+    const int64_t *offsets; /* [shards + 1] where each begins, then size; in memory of the device */
+} xd_vocab_shard;
+
 /* >>kernel/reduce */
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
@@ -4385,15 +4399,6 @@ typedef struct xd_reduce_kernels {
 XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
-
-/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
-typedef struct xd_vocab_shard {
-    int64_t begin, end; /* global columns of this shard */
-    int64_t size;       /* columns of all shards */
-    int shard, shards;  /* this one among them, in rank order */
-    const int64_t
-        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
-} xd_vocab_shard;
 
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
@@ -6489,7 +6494,7 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
  * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
  * where the pool runs them. */
 enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
-#define XDI_POOL_SCRATCH ((size_t)1 << 20)
+#define XDI_POOL_SCRATCH ((size_t)1 << 21)
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
@@ -8691,6 +8696,12 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
 
+/* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
+ * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
+XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
+                                      xdi_spread_body body, const void *args);
+XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
+
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
@@ -8859,6 +8870,16 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
     return xdi_spread_items(launch, rows, grain, body, args);
 }
 
+XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
+                                      xdi_spread_body body, const void *args) {
+    if (bytes <= XDI_POOL_SCRATCH) return xdi_spread_rows(launch, rows, columns, body, args);
+    return xdi_spread_items(launch, rows, rows, body, args);
+}
+
+XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
+    return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
+}
+
 /* >>kernel/cells.c */
 
 /* Sums that are doubles or, in INVARIANT mode, integers. */
@@ -8972,24 +8993,49 @@ typedef struct xdi_xtoken_form {
 } xdi_xtoken_form;
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; all of that row; and its padding, with which it is written. */
+/* The gradient at column v of rows[i], where h = M dy; columns [begin, end) of that row; all of it; and its padding, with
+ * which it is written. */
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
 XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
-/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of rows[i]. */
-typedef void (*xdi_xtoken_row_writer)(const void *state, const xdi_xtoken_form *f, int64_t i);
-XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
-                                         const void *state);
+/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of columns [begin, end) of
+ * rows[i], which is called on any thread. */
+typedef void (*xdi_xtoken_row_writer)(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
+                                      int64_t begin, int64_t end);
+XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
+                                              xdi_xtoken_row_writer write);
 
-/* xtoken.c: the log-probabilities of rows[i] are added to the cells; the numbers of the likeliest pairs; a tail's
- * places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and probabilities. */
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i);
+/* xtoken.c: the first of the rows at work whose place is not less. */
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
+
+/* Columns [begin, end); there are sums of other rows already. */
+typedef struct xdi_log_probs_cut {
+    int64_t begin, end;
+    bool more;
+} xdi_log_probs_cut;
+
+/* xtoken.c: the entry log_probs by two steps, called on any thread: a row's log-sum-exp; and rows[i] added to the cells of
+ * columns [begin, end), or written there where nothing was before. Then the plain ones. */
+typedef struct xdi_log_probs_steps {
+    double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
+    void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                const xdi_log_probs_cut *cut);
+} xdi_log_probs_steps;
+XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
+                                          const xdi_log_probs_steps *steps);
+XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
+XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                                           const xdi_log_probs_cut *cut);
+
+/* xtoken.c: the numbers of the likeliest pairs; a tail's places in its list, from `first` on, chosen by `select`, and
+ * their logarithms, which become ids and probabilities. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
@@ -9008,8 +9054,8 @@ typedef void (*xdi_uld_row_writer)(const xd_launch *launch, const xd_uld_args *a
 XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i);
 XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row);
 XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row);
-XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
-                                      xdi_uld_row_writer writer);
+XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                           xdi_uld_row_writer writer);
 
 /* >>kernel/cpu/exact */
 
@@ -10616,11 +10662,26 @@ static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t col
     return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
 }
 
-static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
+    int64_t low = 0, high = x->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (x->places[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)args;
     const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++)
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++)
         for (int64_t v = 0; v < x->columns; v++) {
             if (m.begin[v] == m.begin[v + 1]) continue;
             const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
@@ -10628,7 +10689,10 @@ static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken
                 xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
                               (double)m.weight[e] * p);
         }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
 }
 
 /* ln sum e^x; a NaN stays. */
@@ -10652,17 +10716,23 @@ static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const
     return max + log(sum);
 }
 
-static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
         const int64_t row = x->rows[i];
         const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
             xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
                           xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_target_places, a);
 }
 
 static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
@@ -10715,16 +10785,21 @@ static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoke
     xdi_xtoken_scale_slopes(c, q, k);
 }
 
-static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->place_count; i++) {
+static void xdi_cpu_xtoken_divergence_places(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         double *q = a->student + i * a->k;
         if (a->chunks[i].compared)
             xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
         else
             memset(q, 0, (size_t)a->k * sizeof *q);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_divergence_places, a);
 }
 
 /* (M dy)_v */
@@ -10734,11 +10809,13 @@ static double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const 
     return sum;
 }
 
-static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+static void xdi_cpu_xtoken_delta_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)args;
     const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
         const double *dy = a->dy + x->places[i] * a->matrix.k;
         for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
@@ -10747,7 +10824,10 @@ static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_d
                               xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
                                   xdi_cpu_xtoken_p(x, x->rows[i], v));
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_delta_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
@@ -10783,14 +10863,18 @@ XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t ro
     to->written[row] = 1;
 }
 
-XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end) {
     const xd_xtoken_rows *x = &f->to->x;
     const double *dy = f->dy ? f->dy + x->places[i] * f->k : NULL;
-    for (int64_t v = 0; v < x->columns; v++) {
+    for (int64_t v = begin; v < end; v++) {
         const double h = dy ? xdi_cpu_xtoken_back(&f->matrix, v, dy) : 0.0;
         xdi_loss_store(&f->to->rows, x->rows[i], v, xdi_xtoken_gradient_at(f, i, v, h));
     }
-    xdi_xtoken_gradient_end(f->to, x->rows[i]);
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+    xdi_xtoken_gradient_piece(f, i, 0, f->to->x.columns);
+    xdi_xtoken_gradient_end(f->to, f->to->x.rows[i]);
 }
 
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to) {
@@ -10810,102 +10894,219 @@ XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradi
     return f;
 }
 
-static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
-                                                 const xd_xtoken_project_gradient_args *a) {
+static void xdi_cpu_xtoken_project_gradient_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                 int64_t end, int slot) {
+    const xd_xtoken_project_gradient_args *a = (const xd_xtoken_project_gradient_args *)args;
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
-    (void)launch;
-    for (int64_t i = 0; i < a->to.x.count; i++)
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[a->to.x.places[i]].largest != 0.0) xdi_xtoken_gradient_row(&f, i);
-    return XD_OK;
 }
 
-XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                 const xd_xtoken_project_gradient_args *a) {
+    return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
+}
+
+/* Columns of a row that are a piece: rows of a chunk are few, and long. */
+enum { XDI_CPU_COLUMNS = 16384 };
+
+static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
+    return (columns + XDI_CPU_COLUMNS - 1) / XDI_CPU_COLUMNS;
+}
+
+/* An entry's arguments, and what writes its rows. */
+typedef struct xdi_cpu_writer {
+    const void *args;
+    xdi_xtoken_row_writer write;
+} xdi_cpu_writer;
+
+static void xdi_cpu_xtoken_whole_row(const xd_launch *launch, const xdi_cpu_writer *w,
+                                     const xdi_xtoken_form *f, int64_t i) {
+    w->write(launch, f, i, 0, f->to->x.columns);
+    xdi_xtoken_gradient_end(f->to, f->to->x.rows[i]);
+}
+
+static void xdi_cpu_xtoken_mean_pieces(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_mean_gradient_args *a = (const xd_xtoken_mean_gradient_args *)w->args;
+    const int64_t columns = a->to.x.columns, pieces = xdi_cpu_xtoken_pieces(columns);
     xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)slot;
     f.u = a->u;
     f.scale = a->scale;
     f.delta = a->delta;
-    for (int64_t i = 0; i < a->to.x.count && a->chunk->largest != 0.0; i++) write(state, &f, i);
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t from = at % pieces * XDI_CPU_COLUMNS, left = columns - from;
+        w->write(launch, &f, at / pieces, from, from + (left < XDI_CPU_COLUMNS ? left : XDI_CPU_COLUMNS));
+    }
 }
 
-XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
     const xd_xtoken_rows *x = &a->to.x;
+    const xdi_cpu_writer w = { a, write };
+    if (a->chunk->largest == 0.0) return XD_OK;
+    XD_TRY(xdi_spread_items(launch, x->count * xdi_cpu_xtoken_pieces(x->columns), 1,
+                            xdi_cpu_xtoken_mean_pieces, &w));
+    for (int64_t i = 0; i < x->count; i++) xdi_xtoken_gradient_end(&a->to, x->rows[i]);
+    return XD_OK;
+}
+
+static void xdi_cpu_pick_gradient_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_pick_gradient_args *a = (const xd_xtoken_pick_gradient_args *)w->args;
+    const xd_xtoken_rows *x = &a->to.x;
+    float *u = (float *)xdi_spread_room(launch, a->scratch, slot);
     xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
-    f.u = a->scratch;
-    for (int64_t i = 0; i < x->count; i++) {
+    f.u = u;
+    for (int64_t i = begin; i < end; i++) {
         const double *dy = a->dy + i * a->k;
         if (a->chunks[i].largest == 0.0) continue;
-        memset(a->scratch, 0, (size_t)x->columns * sizeof *a->scratch);
+        memset(u, 0, (size_t)x->columns * sizeof *u);
         for (int64_t j = 0; j < a->k; j++) {
             const int64_t v = a->ids[j] - x->first;
-            if (v >= 0 && v < x->columns) a->scratch[v] = (float)(a->chunks[i].factor * dy[j]);
+            if (v >= 0 && v < x->columns) u[v] = (float)(a->chunks[i].factor * dy[j]);
         }
-        write(state, &f, i);
+        xdi_cpu_xtoken_whole_row(launch, w, &f, i);
     }
 }
 
-XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
-                                         const void *state) {
-    xd_xtoken_gradient one = *to;
+XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { a, write };
+    return xdi_spread_rooms(launch, a->to.x.count, a->to.x.columns,
+                            (size_t)a->to.x.columns * sizeof *a->scratch, xdi_cpu_pick_gradient_rows, &w);
+}
+
+static void xdi_cpu_xtoken_rest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    xd_xtoken_gradient one = *(const xd_xtoken_gradient *)w->args;
     const xdi_xtoken_form f = xdi_xtoken_form_of(&one);
+    (void)slot;
     one.x.count = 1;
-    for (int64_t row = 0; row < to->x.logits.rows; row++) {
+    for (int64_t row = begin; row < end; row++) {
         one.x.rows = &row;
-        if (!to->written[row]) write(state, &f, 0);
+        if (!one.written[row]) xdi_cpu_xtoken_whole_row(launch, w, &f, 0);
     }
 }
 
-static void xdi_cpu_xtoken_write(const void *state, const xdi_xtoken_form *f, int64_t i) {
-    (void)state;
-    xdi_xtoken_gradient_row(f, i);
+XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { to, write };
+    return xdi_spread_rows(launch, to->x.logits.rows, to->x.columns, xdi_cpu_xtoken_rest_rows, &w);
+}
+
+static void xdi_cpu_xtoken_write(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
+                                 int64_t end) {
+    (void)launch;
+    xdi_xtoken_gradient_piece(f, i, begin, end);
 }
 
 static xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
                                               const xd_xtoken_mean_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_mean_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_mean_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 static xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
                                               const xd_xtoken_pick_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_pick_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_pick_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 static xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    (void)launch;
-    xdi_xtoken_rest_gradient(to, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_rest_gradient(launch, to, xdi_cpu_xtoken_write);
+}
+
+static void xdi_cpu_xtoken_label_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_xtoken_label_gradient_args *a = (const xd_xtoken_label_gradient_args *)args;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)launch, (void)slot;
+    f.slopes = a->slopes;
+    for (int64_t i = begin; i < end; i++) xdi_xtoken_gradient_row(&f, i);
 }
 
 static xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
                                                const xd_xtoken_label_gradient_args *a) {
-    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
-    (void)launch;
-    f.slopes = a->slopes;
-    for (int64_t i = 0; i < a->to.x.count; i++) xdi_xtoken_gradient_row(&f, i);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_label_rows, a);
 }
 
 /* ---- means over the whole vocabulary ---- */
 
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i) {
+XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row) {
+    return x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
+}
+
+XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                                           const xdi_log_probs_cut *cut) {
+    const size_t size = a->fixed ? sizeof(xd_fixed) : sizeof *a->cells;
     const xd_xtoken_rows *x = &a->x;
-    const int64_t row = x->rows[i];
-    const double lse = x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
-    for (int64_t v = 0; v < x->columns; v++)
+    if (!cut->more)
+        memset((char *)a->cells + (size_t)cut->begin * size, 0, (size_t)(cut->end - cut->begin) * size);
+    for (int64_t v = cut->begin; v < cut->end; v++)
         xdi_cells_add(a->fixed, a->cells, v,
-                      (xdi_loss_load(&x->logits, row, v) / x->temperature - lse) * a->scale);
+                      (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
+}
+
+/* First the rows' log-sum-exps, then the columns, of as many rows as the scratch holds. */
+typedef struct xdi_log_probs {
+    xd_xtoken_log_probs_args a; /* of these rows */
+    bool more;                  /* there were others before */
+    double *lse;
+    const xdi_log_probs_steps *steps;
+} xdi_log_probs;
+
+static void xdi_cpu_log_probs_lses(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_log_probs *p = (const xdi_log_probs *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) p->lse[i] = p->steps->lse(launch, &p->a.x, p->a.x.rows[i]);
+}
+
+static void xdi_cpu_log_probs_columns(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xdi_log_probs *p = (const xdi_log_probs *)args;
+    const int64_t size = XDI_CPU_COLUMNS / 4, columns = p->a.x.columns;
+    (void)slot;
+    for (int64_t v = begin * size; v < end * size && v < columns; v += size)
+        for (int64_t i = 0; i < p->a.x.count; i++) {
+            const xdi_log_probs_cut cut = { v, columns - v < size ? columns : v + size, p->more || i > 0 };
+            p->steps->add(launch, &p->a, i, p->lse[i], &cut);
+        }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
+                                          const xdi_log_probs_steps *steps) {
+    const int64_t most = XD_XTOKEN_SCRATCH / 2, size = XDI_CPU_COLUMNS / 4;
+    xdi_log_probs p = { *a, false, (double *)(void *)a->scratch, steps };
+    if (a->x.count == 0)
+        memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t at = 0; at < a->x.count; at += most, p.more = true) {
+        p.a.x.rows = a->x.rows + at;
+        p.a.x.count = a->x.count - at < most ? a->x.count - at : most;
+        XD_TRY(xdi_spread_rows(launch, p.a.x.count, a->x.columns, xdi_cpu_log_probs_lses, &p));
+        XD_TRY(xdi_spread_items(launch, (a->x.columns + size - 1) / size, 4, xdi_cpu_log_probs_columns, &p));
+    }
+    return XD_OK;
+}
+
+static double xdi_cpu_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
+    (void)launch;
+    return xdi_xtoken_row_lse(x, row);
+}
+
+static void xdi_cpu_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
+                                  double lse, const xdi_log_probs_cut *cut) {
+    (void)launch;
+    xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
 static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
-    (void)launch;
-    memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
-    for (int64_t i = 0; i < a->x.count; i++) xdi_xtoken_log_probs_row(a, i);
-    return XD_OK;
+    static const xdi_log_probs_steps steps = { xdi_cpu_log_probs_lse, xdi_cpu_log_probs_add };
+    return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
 /* The likeliest pairs, by number. */
@@ -10941,10 +11142,12 @@ static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_t
 
 /* ---- single positions ---- */
 
-static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+static void xdi_cpu_xtoken_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_moments_args *a = (const xd_xtoken_moments_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         const int64_t row = x->rows[i], label = a->labels.data ? xd_id_at(a->labels, row) : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
         for (int64_t v = 0; v < x->columns; v++) {
@@ -10963,20 +11166,28 @@ static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken
         out[XD_XTOKEN_LABEL] =
             label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
+}
+
+static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count * a->k; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin * a->k; i < end * a->k; i++) {
         const int64_t v = a->ids[i % a->k] - x->first;
         const double before = a->add ? a->out[i] : 0.0;
         a->out[i] = v >= 0 && v < x->columns
                         ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
                         : -INFINITY;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->k, xdi_cpu_xtoken_pick_rows, a);
 }
 
 static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
@@ -11001,9 +11212,11 @@ static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reve
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
+static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_compare_args *a = (const xd_xtoken_compare_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
         if (!a->chunks[i].compared) continue;
         for (int64_t j = 0; j < a->k; j++) s[j] /= a->temperature;
@@ -11014,7 +11227,10 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
         a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
+    return xdi_spread_rows(launch, a->count, a->k, xdi_cpu_xtoken_compare_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
@@ -11045,14 +11261,19 @@ static void xdi_cpu_xtoken_list_add(const xd_xtoken_list_args *a, int64_t row, i
     }
 }
 
-static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+static void xdi_cpu_xtoken_list_project_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    const int64_t *offset = a->lists.offset;
-    (void)launch;
-    for (int64_t r = 0; r < x->count; r++)
+    const int64_t *offset = a->lists.offset, last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t r = xdi_xtoken_first_row(x, begin); r < last; r++)
         for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i], 1.0, i);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
 /* One term of d, and its derivative by q; the logarithms have a floor. */
@@ -11078,9 +11299,11 @@ static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, b
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
-    (void)launch;
-    for (int64_t c = 0; c < a->lists.count; c++) {
+static void xdi_cpu_xtoken_list_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t c = begin; c < end; c++) {
         xd_xtoken_chunk *chunk = &a->chunks[c];
         const int64_t n = a->lists.offset[c + 1] - a->lists.offset[c];
         double *q = a->student + a->lists.offset[c];
@@ -11091,19 +11314,29 @@ static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const x
         chunk->value = xdi_cpu_xtoken_list_value(q, target, n, a->reverse);
         xdi_xtoken_scale_slopes(chunk, q, n);
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->lists.count,
+                           a->lists.entries / (a->lists.count > 0 ? a->lists.count : 1),
+                           xdi_cpu_xtoken_list_divergence_rows, a);
+}
+
+static void xdi_cpu_xtoken_list_delta_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
     const xd_xtoken_rows *x = &a->x;
     const int64_t *offset = a->lists.offset;
-    (void)launch;
-    for (int64_t r = 0; r < x->count; r++)
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
         for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             if (a->student[i] != 0.0)
                 xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i],
                                         a->student[i] / a->chunks[x->places[r]].largest, r);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
 /* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
@@ -11149,32 +11382,39 @@ static void xdi_cpu_xtoken_list_slopes(const xd_xtoken_list_gradient_args *a, in
         }
 }
 
-XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+static void xdi_cpu_xtoken_list_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_list_gradient_args *a = (const xd_xtoken_list_gradient_args *)w->args;
     const xd_xtoken_rows *x = &a->to.x;
-    double *h = (double *)a->scratch;
+    double *h = (double *)xdi_spread_room(launch, a->scratch, slot);
     float *slope = (float *)(void *)(h + x->columns);
-    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
     xd_xtoken_gradient one = a->to;
-    f.to = &one;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&one);
     f.u = slope;
     one.x.count = 1;
     memset(h, 0, (size_t)x->columns * sizeof *h);
-    for (int64_t r = 0; r < x->count; r++) {
+    for (int64_t r = begin; r < end; r++) {
         const double delta = a->delta[r] / x->temperature;
         if (a->chunks[x->places[r]].largest == 0.0) continue;
         xdi_cpu_xtoken_list_slopes(a, r, h, slope);
         one.x.rows = x->rows + r;
         f.delta = &delta;
-        write(state, &f, 0);
+        xdi_cpu_xtoken_whole_row(launch, w, &f, 0);
     }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { a, write };
+    return xdi_spread_rooms(launch, a->to.x.count, a->to.x.columns,
+                            xdi_cpu_xtoken_list_bytes(a->to.x.columns, &a->lists), xdi_cpu_xtoken_list_rows,
+                            &w);
 }
 
 static xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
                                               const xd_xtoken_list_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_list_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_list_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 /* ---- tails ---- */
@@ -11276,36 +11516,57 @@ static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_
     return XD_OK;
 }
 
-static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+static void xdi_cpu_chunk_spread_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_chunk_args *a = (const xd_chunk_args *)args;
     const int64_t n = a->rows.cols;
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) {
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
         const int64_t chunk = xdi_cpu_chunk_of(a, row);
         for (int64_t i = 0; i < n; i++)
             xdi_loss_store(&a->rows, row, i,
                            chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_chunk_spread_rows, a);
 }
 
 /* ---- sums ---- */
 
-static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
-                                       double *out) {
-    (void)launch;
-    for (int64_t i = 0; i < count; i++) out[i] = xdi_cells_value(true, cells, i);
-    return XD_OK;
+typedef struct xdi_cpu_cells {
+    const double *cells;
+    double *out;
+} xdi_cpu_cells;
+
+static void xdi_cpu_xtoken_settle_items(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xdi_cpu_cells *c = (const xdi_cpu_cells *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) c->out[i] = xdi_cells_value(true, c->cells, i);
 }
 
-static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->logits.rows; row++) {
+static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                       double *out) {
+    const xdi_cpu_cells c = { cells, out };
+    return xdi_spread_rows(launch, count, 1, xdi_cpu_xtoken_settle_items, &c);
+}
+
+static void xdi_cpu_xtoken_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_row_sums_args *a = (const xd_xtoken_row_sums_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
         const double largest = a->lse[row] / a->temperature;
         for (int64_t v = 0; v < a->columns; v++)
             xdi_cells_add(true, a->cells, row,
                           exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_xtoken_row_sums_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
@@ -11343,10 +11604,15 @@ static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t 
     }
 }
 
+static void xdi_cpu_xtoken_product_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row(a, row);
+}
+
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row(a, row);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->rows.rows, a->k, xdi_cpu_xtoken_product_rows, a);
 }
 
 /* The place of a teacher id among the columns; -1 when it is not there. */
@@ -11376,10 +11642,15 @@ static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int
     }
 }
 
+static void xdi_cpu_xtoken_product_back_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row_back(a, row);
+}
+
 static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row_back(a, row);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_xtoken_product_back_rows, a);
 }
 
 XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
@@ -11438,14 +11709,19 @@ static void xdi_cpu_uld_merge_side(const xd_uld_rows *side, int which, xd_uld_ch
     chunk->factor[which] = factor;
 }
 
-static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
+static void xdi_cpu_uld_merge_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         a->chunks[i].finite = true;
         for (int which = 0; which < XD_ULD_SIDES; which++)
             xdi_cpu_uld_merge_side(&a->side[which], which, &a->chunks[i]);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_rows(launch, a->count, 1, xdi_cpu_uld_merge_chunks, a);
 }
 
 /* ---- sort ---- */
@@ -11491,15 +11767,23 @@ static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *so
     }
 }
 
-static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int which = 0; which < XD_ULD_SIDES && a->chunks[i].finite; which++) {
-            const xd_uld_rows *side = &a->side[which];
+/* Sides of chunks, one after the other. */
+static void xdi_cpu_uld_sort_sides(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t i = at / XD_ULD_SIDES;
+        const int which = (int)(at % XD_ULD_SIDES);
+        const xd_uld_rows *side = &a->side[which];
+        if (a->chunks[i].finite)
             xdi_uld_sort_list(side, a->chunks[i].base[which], side->sorted + i * side->count,
                               side->spare + i * side->count);
-        }
-    return XD_OK;
+    }
+}
+
+static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count * XD_ULD_SIDES, 1, xdi_cpu_uld_sort_sides, a);
 }
 
 /* ---- compare ---- */
@@ -11557,11 +11841,16 @@ XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i) {
     chunk->mean = chunk->factor[XD_ULD_STUDENT] > 0.0 ? mean / chunk->factor[XD_ULD_STUDENT] : 0.0;
 }
 
-static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
+static void xdi_cpu_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[i].finite) xdi_uld_compare_chunk(a, i);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count, 1, xdi_cpu_uld_compare_chunks, a);
 }
 
 /* ---- gradient ---- */
@@ -11602,14 +11891,29 @@ static void xdi_uld_clear(const xd_rows *gradient, int64_t row, int64_t begin) {
     memset((unsigned char *)gradient->data + (size_t)at * size, 0, (size_t)(gradient->cols - begin) * size);
 }
 
-XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
-                                      xdi_uld_row_writer writer) {
-    for (int64_t row = a->row; row < a->row + a->rows; row++) {
+/* The entry's arguments, and what writes its rows. */
+typedef struct xdi_uld_writing {
+    const xd_uld_args *args;
+    xdi_uld_row_writer write;
+} xdi_uld_writing;
+
+static void xdi_uld_gradient_pieces(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xdi_uld_writing *w = (const xdi_uld_writing *)args;
+    const xd_uld_args *a = w->args;
+    (void)slot;
+    for (int64_t row = a->row + begin; row < a->row + end; row++) {
         const bool owned = a->owner[row] >= 0;
         if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
-        if (owned) writer(launch, a, row);
+        if (owned) w->write(launch, a, row);
         xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
     }
+}
+
+XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                           xdi_uld_row_writer writer) {
+    const xdi_uld_writing w = { a, writer };
+    return xdi_spread_rows(launch, a->rows, a->gradient.cols, xdi_uld_gradient_pieces, &w);
 }
 
 static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
@@ -11618,8 +11922,7 @@ static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a,
 }
 
 static xd_result xdi_cpu_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
-    xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
-    return XD_OK;
+    return xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
 }
 
 /* ---- probabilities ---- */
@@ -17024,6 +17327,25 @@ static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
     memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
 }
 
+/* Where the group that begins with a row ends: it takes whole chunks, or rows of one that is longer than a group, so that
+ * a chunk's sum does not depend on its neighbours. */
+static int64_t xdi_fast_group_end(const xd_xtoken_rows *x, const xdi_fast_filter *filter, int64_t begin) {
+    int64_t end = begin, rows = 0;
+    for (int lanes = 0; end < x->count;) {
+        const int64_t place = x->places[end];
+        int64_t next = end;
+        while (next < x->count && x->places[next] == place && next - end < XDI_XTOKEN_ROWS) next++;
+        if (xdi_fast_looks(filter, place)) {
+            if (lanes == XDI_XTOKEN_LANES || rows + (next - end) > XDI_XTOKEN_ROWS) break;
+            rows += next - end;
+            lanes++;
+        }
+        end = next;
+        if (rows == XDI_XTOKEN_ROWS) break;
+    }
+    return end;
+}
+
 /* The rows from `begin` on. What no row fills is 0. */
 static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
                                         const xd_xtoken_matrix *m, const xdi_fast_filter *filter,
@@ -17034,16 +17356,14 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.x = x;
     g.m = xdi_xtoken_entries_of(m);
     g.k = m->k;
-    for (g.end = begin; g.end < x->count && g.rows < XDI_XTOKEN_ROWS; g.end++) {
-        const int64_t place = x->places[g.end];
+    g.end = xdi_fast_group_end(x, filter, begin);
+    for (int64_t i = begin; i < g.end; i++) {
+        const int64_t place = x->places[i];
         if (!xdi_fast_looks(filter, place)) continue;
-        if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
-            if (g.lanes == XDI_XTOKEN_LANES) break;
-            g.places[g.lanes++] = place;
-        }
-        g.row[g.rows] = g.end;
+        if (g.lanes == 0 || g.places[g.lanes - 1] != place) g.places[g.lanes++] = place;
+        g.row[g.rows] = i;
         g.lane[g.rows] = g.lanes - 1;
-        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[g.end]], 1.0, &g.p[g.rows]);
+        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[i]], 1.0, &g.p[g.rows]);
         g.rows++;
     }
     return g;
@@ -17133,22 +17453,60 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
     return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
 }
 
-static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    const xdi_fast_filter all = { NULL, false };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->project(launch, a);
-    for (int64_t begin = 0; begin < a->x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
-        xdi_fast_group_tables(&g, a->scratch);
+/* Groups that the threads share: runs of them, which begin with a chunk. The rows of run i are [bound[i], bound[i + 1]);
+ * of so many at a time. */
+enum { XDI_XTOKEN_RUNS = 64 };
+
+typedef struct xdi_fast_runs {
+    const void *args;
+    xdi_fast_filter filter;
+    int64_t bound[XDI_XTOKEN_RUNS + 1], count;
+} xdi_fast_runs;
+
+/* The runs from a row on. */
+static void xdi_fast_cut(const xd_xtoken_rows *x, xdi_fast_runs *runs, int64_t begin) {
+    runs->bound[0] = begin;
+    for (runs->count = 0; runs->count < XDI_XTOKEN_RUNS && begin < x->count; runs->count++) {
+        begin = xdi_fast_group_end(x, &runs->filter, begin);
+        while (begin < x->count && x->places[begin] == x->places[begin - 1])
+            begin = xdi_fast_group_end(x, &runs->filter, begin);
+        runs->bound[runs->count + 1] = begin;
+    }
+}
+
+/* Calls the body for all runs, each with tables of its own. */
+static xd_result xdi_fast_spread(const xd_launch *launch, const xd_xtoken_rows *x, int64_t k,
+                                 xdi_spread_body body, xdi_fast_runs *runs) {
+    const size_t bytes = (size_t)xdi_fast_xtoken_project_scratch(k, false) * sizeof(float);
+    for (int64_t begin = 0; begin < x->count; begin = runs->bound[runs->count]) {
+        xdi_fast_cut(x, runs, begin);
+        XD_TRY(xdi_spread_rooms(launch, runs->count, XDI_XTOKEN_ROWS * x->columns, bytes, body, runs));
+    }
+    return XD_OK;
+}
+
+static void xdi_fast_project_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)runs->args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_project_group(&g, a->cells);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) XD_TRY(plain->project(launch, &one));
+            if (!g.fits[at]) xd_xtoken_kernels_cpu()->project(launch, &one);
         }
-        begin = g.end;
+        row = g.end;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    xdi_fast_runs runs = { a, { NULL, false }, { 0 }, 0 };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->project(launch, a);
+    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_project_runs, &runs);
 }
 
 /* dy of the group's chunks: slots. */
@@ -17187,24 +17545,30 @@ static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *
     }
 }
 
-static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    const xdi_fast_filter several = { a->chunks, true };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->delta(launch, a);
-    for (int64_t begin = 0; begin < a->x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
-        begin = g.end;
+static void xdi_fast_delta_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)runs->args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_delta_group(&g, a);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_delta_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) XD_TRY(plain->delta(launch, &one));
+            if (!g.fits[at]) xd_xtoken_kernels_cpu()->delta(launch, &one);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    xdi_fast_runs runs = { a, { a->chunks, true }, { 0 }, 0 };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->delta(launch, a);
+    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_delta_runs, &runs);
 }
 
 /* ---- gradient ---- */
@@ -17287,63 +17651,62 @@ static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
     }
 }
 
-static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
-                                                  const xd_xtoken_project_gradient_args *a) {
+static void xdi_fast_project_gradient_runs(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_project_gradient_args *a = (const xd_xtoken_project_gradient_args *)runs->args;
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
-    const xdi_fast_filter counted = { a->chunks, false };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
-    for (int64_t begin = 0; begin < a->to.x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
-        begin = g.end;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &runs->filter, row);
+        row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_write_group(&g, &f);
     }
     xdi_fast_tiles(launch)->fence();
-    return XD_OK;
 }
 
-/* A row by itself, on the launch that is the state. */
-static void xdi_fast_write_row(const void *state, const xdi_xtoken_form *f, int64_t i) {
-    const xdi_xtoken_loops *loops = xdi_loops_of((const xd_launch *)state)->xtoken;
-    const xd_xtoken_gradient *to = f->to;
+static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    xdi_fast_runs runs = { a, { a->chunks, false }, { 0 }, 0 };
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
+    return xdi_fast_spread(launch, &a->to.x, a->matrix.k, xdi_fast_project_gradient_runs, &runs);
+}
+
+/* Columns [begin, end) of a row by itself; begin is that of a tile. */
+static void xdi_fast_write_row(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
+                               int64_t end) {
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     xdi_xtoken_writer w;
-    if (!xdi_fast_xtoken_writes(to) || !xdi_fast_writer(f, i, &w)) {
-        xdi_xtoken_gradient_row(f, i);
+    if (!xdi_fast_xtoken_writes(f->to) || !xdi_fast_writer(f, i, &w)) {
+        xdi_xtoken_gradient_piece(f, i, begin, end);
         return;
     }
-    for (int64_t v = 0; v < to->x.columns; v += XDI_TILE) {
+    for (int64_t v = begin; v < end; v += XDI_TILE) {
         w.u = f->u ? f->u + v : NULL;
-        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, to->x.columns));
+        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, end));
     }
-    xdi_xtoken_gradient_end(to, to->x.rows[i]);
+    if (w.past) xdi_fast_tiles(launch)->fence();
 }
 
 static xd_result xdi_fast_xtoken_mean_gradient(const xd_launch *launch,
                                                const xd_xtoken_mean_gradient_args *a) {
-    xdi_xtoken_mean_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_mean_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_pick_gradient(const xd_launch *launch,
                                                const xd_xtoken_pick_gradient_args *a) {
-    xdi_xtoken_pick_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_pick_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_list_gradient(const xd_launch *launch,
                                                const xd_xtoken_list_gradient_args *a) {
-    xdi_xtoken_list_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_list_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    xdi_xtoken_rest_gradient(to, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_rest_gradient(launch, to, xdi_fast_write_row);
 }
 
 /* ---- teacher ---- */
@@ -17356,8 +17719,8 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
-static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
+/* rows[i] at the kept columns: `out`. They are asked for before their turn, of bf16 with the row before. */
+static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
     const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
     const xdi_simd_array y = xdi_fast_array(&x->logits, x->rows[i], 0),
@@ -17367,53 +17730,63 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
     for (int64_t j = 0; j < k && y.bf16; j++) {
         __builtin_prefetch((const uint16_t *)next.data + ids[j]);
         const uint32_t bits = (uint32_t)half[ids[j]] << 16;
-        memcpy(a->scratch + j, &bits, sizeof bits);
+        memcpy(out + j, &bits, sizeof bits);
     }
     for (int64_t j = 0; j < k && !y.bf16; j++) {
         __builtin_prefetch(wide + ids[j + ahead < k ? j + ahead : k - 1]);
-        a->scratch[j] = wide[ids[j]];
+        out[j] = wide[ids[j]];
+    }
+}
+
+static void xdi_fast_target_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
+    const int64_t last = xdi_xtoken_first_row(&a->x, end);
+    const double tau = a->x.temperature;
+    float *picked = (float *)xdi_spread_room(launch, a->scratch, slot);
+    const xd_rows rows = { picked, XD_DTYPE_F32, 1, a->k, 0 };
+    for (int64_t i = xdi_xtoken_first_row(&a->x, begin); i < last; i++) {
+        xdi_fast_pick(a, i, picked);
+        const double lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &rows, 0, a->k, tau);
+        xd_xtoken_target_args one = *a;
+        one.x = xdi_fast_xtoken_one(&a->x, i);
+        if (isnan(lse))
+            xd_xtoken_kernels_cpu()->target(launch, &one);
+        else
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
+                                                a->cells + a->x.places[i] * a->k);
     }
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->target(launch, a);
+    return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)a->k * sizeof *a->scratch,
+                            xdi_fast_target_places, a);
+}
+
+static double xdi_fast_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
-    const double tau = a->x.temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->target(launch, a);
-    for (int64_t i = 0; i < a->x.count; i++) {
-        xdi_fast_pick(a, i);
-        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
-        xd_xtoken_target_args one = *a;
-        one.x = xdi_fast_xtoken_one(&a->x, i);
-        if (isnan(lse))
-            XD_TRY(plain->target(launch, &one));
-        else
-            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
-                                                a->cells + a->x.places[i] * a->k);
-    }
-    return XD_OK;
+    const double lse =
+        x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
+    return isfinite(lse) ? lse : xdi_xtoken_row_lse(x, row);
+}
+
+static void xdi_fast_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
+                                   double lse, const xdi_log_probs_cut *cut) {
+    const xd_xtoken_rows *x = &a->x;
+    if (isfinite(lse))
+        xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, x->rows[i], cut->begin),
+                                            cut->end - cut->begin, a->scale / x->temperature, lse * a->scale,
+                                            cut->more, a->cells + cut->begin);
+    else
+        xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
 static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xd_xtoken_rows *x = &a->x;
-    const double factor = a->scale / x->temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu()->log_probs(launch, a);
-    if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
-    for (int64_t i = 0; i < x->count; i++) {
-        const int64_t row = x->rows[i];
-        const double lse =
-            x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
-        if (isfinite(lse)) {
-            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, row, 0), x->columns, factor,
-                                                lse * a->scale, i > 0, a->cells);
-            continue;
-        }
-        if (i == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
-        xdi_xtoken_log_probs_row(a, i);
-    }
-    return XD_OK;
+    static const xdi_log_probs_steps steps = { xdi_fast_log_probs_lse, xdi_fast_log_probs_add };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits))
+        return xd_xtoken_kernels_cpu()->log_probs(launch, a);
+    return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
 /* ---- divergences ---- */
@@ -17435,12 +17808,14 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 }
 
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
-static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, xd_xtoken_chunk *c,
-                           double *q, const double *target) {
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, float *scratch) {
+    xd_xtoken_chunk *c = a->chunks;
+    double *q = a->student;
+    const double *target = a->teacher;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
-    float *r = a->scratch, *t = r + k;
+    float *r = scratch, *t = r + k;
     const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
     double dot = 0.0;
     const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
@@ -17467,19 +17842,25 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
     return true;
 }
 
-static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    if (a->fixed) return plain->divergence(launch, a);
-    for (int64_t i = 0; i < a->place_count; i++) {
+static void xdi_fast_divergence_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t i = begin; i < end; i++) {
         xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
         one.teacher = a->teacher + i * a->k;
         one.chunks = a->chunks + i;
         one.place_count = 1;
-        if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XD_TRY(plain->divergence(launch, &one));
+        if (!one.chunks->compared || !xdi_fast_chunk(launch, &one, scratch))
+            xd_xtoken_kernels_cpu()->divergence(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    if (a->fixed) return xd_xtoken_kernels_cpu()->divergence(launch, a);
+    return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)(2 * a->k) * sizeof *a->scratch,
+                            xdi_fast_divergence_places, a);
 }
 
 /* The likeliest pair so far. */
@@ -17602,17 +17983,23 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
     return true;
 }
 
-static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->moments(launch, a);
-    for (int64_t i = 0; i < a->x.count; i++) {
+static void xdi_fast_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xd_xtoken_moments_args *a = (const xd_xtoken_moments_args *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         xd_xtoken_moments_args one = *a;
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain->moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments))
+            xd_xtoken_kernels_cpu()->moments(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->moments(launch, a);
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_fast_moments_rows, a);
 }
 
 /* The entries that vectors do better. */
@@ -17731,10 +18118,16 @@ static bool xdi_fast_uld_chunk(const xd_launch *launch, const xd_uld_args *a, in
     return true;
 }
 
-static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
-    for (int64_t i = 0; i < a->count; i++)
+static void xdi_fast_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[i].finite && !xdi_fast_uld_chunk(launch, a, i)) xdi_uld_compare_chunk(a, i);
-    return XD_OK;
+}
+
+static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count, 1, xdi_fast_uld_compare_chunks, a);
 }
 
 /* ---- gradient ---- */
@@ -17763,8 +18156,7 @@ static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a
 }
 
 static xd_result xdi_fast_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
-    xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
-    return XD_OK;
+    return xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
 }
 
 /* The entries that vectors do better. */
@@ -40434,8 +40826,11 @@ static int64_t xdi_uld_longest(const xdi_uld *x) {
 static int64_t xdi_uld_tile_of(const xdi_uld *x) {
     const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
     const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
-    const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
-    if (x->kernels->device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    const bool near = x->kernels->device == XD_DEVICE_CPU;
+    const size_t scratch = near ? 0 : XD_ULD_SCRATCH(xdi_uld_longest(x));
+    int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + scratch + 1));
+    if (near && tile > xd_ctx_settings(x->ctx)->threads) tile = xd_ctx_settings(x->ctx)->threads;
+    if (tile < 1 || x->chunks < 1) return 1;
     return tile < x->chunks ? tile : x->chunks;
 }
 
@@ -43091,4 +43486,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d3c1e5da609fb5a7b4d679f11ac2caf3f2f8df47ae155eeb68d7b5df3c24a01d */
+/* xdistill sha256 056ef38e1fa763981eda852c96ff3bd7c394945367ad31950cf902deb8ba87ae */

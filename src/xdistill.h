@@ -135,6 +135,7 @@
 #include "base/crc.h"
 #include "kernel/copy.h"
 #include "kernel/fixed.h"
+#include "kernel/shard.h"
 #include "kernel/reduce.h"
 #include "kernel/loss.h"
 #include "kernel/loss_scalar.h"

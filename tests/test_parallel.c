@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { ROWS = 5, COLUMNS = 17001, K = 64, WIDTH = 96, HEAD_ROWS = 300, HEAD_COLUMNS = 800 };
 enum { PARAMS = 5, LARGE = 200000, OUT = 64 << 20 };
@@ -341,6 +342,196 @@ static void call_projection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     }
 }
 
+/* ---- across tokenizers ---- */
+
+/* A text of which one chunk is long and the others short; or a few rows of a large vocabulary. */
+enum { TEXT = 100, TEXT_IDS = 800, OTHER_IDS = 700, LONG_CHUNK = 70, SHORT_CHUNKS = 20, CACHED_IDS = 8 };
+
+typedef struct text {
+    int64_t rows, ids, other_ids;
+    int64_t chunk[TEXT], other_chunk[TEXT], label[TEXT], other_label[TEXT], place[TEXT];
+    float weight[TEXT];
+    xd_projection projection;
+    xd_exact_map map;
+    xd_teacher_cache *cache;
+} text;
+
+static void text_projection(xd_ctx *ctx, text *t) {
+    static int32_t ids[COLUMNS * 2];
+    static float shares[COLUMNS * 2];
+    const xd_projection_rows rows = { ids, shares, t->ids, 2 };
+    for (int64_t v = 0; v < t->ids; v++) {
+        const bool exact = v % 3 == 0;
+        ids[2 * v] = (int32_t)(v * 5 % t->other_ids);
+        ids[2 * v + 1] = exact ? -1 : (int32_t)((v * 5 + 3) % t->other_ids);
+        shares[2 * v] = exact ? 1.0f : 0.7f;
+        shares[2 * v + 1] = exact ? 0.0f : 0.3f;
+    }
+    CHECK_EQ_INT(xd_projection_from_rows(ctx, &rows, t->ids, t->other_ids, &t->projection), XD_OK);
+    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, t->other_ids, false, &t->map), XD_OK);
+}
+
+static void text_cache(xd_ctx *ctx, text *t) {
+    char path[64];
+    int32_t ids[TEXT], next[TEXT];
+    xd_teacher_cache_desc desc;
+    xd_teacher_cache_block block;
+    xd_teacher_cache_writer *w = NULL;
+    snprintf(path, sizeof path, "/tmp/xdistill-test-parallel-%ld", (long)getpid());
+    memset(&desc, 0, sizeof desc);
+    memset(&block, 0, sizeof block);
+    desc.vocabulary = t->other_ids;
+    desc.temperature = 1.5;
+    desc.k = CACHED_IDS;
+    for (int i = 0; i < t->rows; i++) {
+        t->place[i] = i;
+        ids[i] = i == 0 ? 1 : next[i - 1];
+        next[i] = i == t->rows - 1 ? -1 : (int32_t)t->other_label[i];
+    }
+    block.logits = rows_of(teacher, XD_DTYPE_F32, t->rows, t->other_ids);
+    block.ids = ids;
+    block.next = next;
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &block), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_open(ctx, path, NULL, &t->cache), XD_OK);
+    remove(path);
+}
+
+static void text_open(xd_ctx *ctx, xd_xtoken_kind kind, text *t) {
+    memset(t, 0, sizeof *t);
+    t->rows = kind == XD_XTOKEN_GOLD ? ROWS : TEXT;
+    t->ids = t->other_ids = kind == XD_XTOKEN_GOLD ? COLUMNS : TEXT_IDS;
+    if (kind == XD_XTOKEN_PROJECTED || kind == XD_XTOKEN_CACHED) t->other_ids = OTHER_IDS;
+    for (int i = 0; i < t->rows; i++) {
+        const int others = TEXT - LONG_CHUNK / 7;
+        t->chunk[i] = i < LONG_CHUNK ? 0 : 1 + (i - LONG_CHUNK) * SHORT_CHUNKS / (TEXT - LONG_CHUNK);
+        t->other_chunk[i] = i < TEXT - others ? 0 : 1 + (i - TEXT + others) * SHORT_CHUNKS / others;
+        if (kind == XD_XTOKEN_GOLD) t->chunk[i] = t->other_chunk[i] = i / 2;
+        t->label[i] = i * 7919 % t->ids;
+        t->other_label[i] = i * 104729 % t->other_ids;
+        t->weight[i] = (float)(i % 5) / 4.0f;
+    }
+    text_projection(ctx, t);
+    text_cache(ctx, t);
+}
+
+static void text_close(xd_ctx *ctx, text *t) {
+    xd_teacher_cache_close(t->cache);
+    xd_exact_map_destroy(ctx, &t->map);
+    xd_projection_destroy(ctx, &t->projection);
+}
+
+static xd_xtoken_teacher text_teacher(const text *t, xd_xtoken_kind kind) {
+    xd_xtoken_teacher one = xd_xtoken_teacher_defaults(kind);
+    one.logits = rows_of(kind == XD_XTOKEN_CACHED ? NULL : teacher, XD_DTYPE_F32, t->rows, t->other_ids);
+    one.student_chunks = t->chunk;
+    one.teacher_chunks = t->other_chunk;
+    one.chunks = 1 + SHORT_CHUNKS;
+    one.labels.data = t->other_label;
+    one.projected.projection = one.cached.projection = &t->projection;
+    one.gold.map = &t->map;
+    if (kind == XD_XTOKEN_CACHED) one.cached.cache = t->cache;
+    one.cached.positions = t->place;
+    one.likelihood.form = XD_LIKELIHOOD_KL;
+    return one;
+}
+
+static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, int64_t tile, sink *out) {
+    static text t;
+    xd_xtoken_teacher one;
+    xd_xtoken_teacher_values measured;
+    xd_xtoken_values values;
+    xd_vocab *vocab = NULL;
+    text_open(ctx, kind, &t);
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, t.ids, &vocab), XD_OK);
+    for (int compat = 0; compat < 2; compat++) {
+        xd_xtoken_desc d = xd_xtoken_defaults();
+        memset(&values, 0, sizeof values);
+        one = text_teacher(&t, kind);
+        d.student = rows_of(student, XD_DTYPE_F32, t.rows, t.ids);
+        d.common.gradient = rows_of(gradient, XD_DTYPE_F32, t.rows, t.ids);
+        d.common.labels.data = t.label;
+        d.common.row_weight = t.weight;
+        d.vocab = vocab;
+        d.teachers = &one;
+        d.teacher_count = 1;
+        d.teacher_values = &measured;
+        d.temperature = 1.5;
+        d.score = kind == XD_XTOKEN_GOLD ? XD_XTOKEN_SCORE_ENTROPY : XD_XTOKEN_SCORE_NONE;
+        d.columns = 300;
+        d.tail = 2000;
+        d.tile = tile;
+        d.compat = compat == 1;
+        CHECK_EQ_INT(xd_xtoken_loss(ctx, &d, &values), XD_OK);
+        CHECK(values.loss != 0.0 && measured.denominator > 0.0);
+        keep(out, &values, sizeof values);
+        keep(out, &measured, sizeof measured);
+        keep(out, gradient, (size_t)(t.rows * t.ids) * sizeof *gradient);
+    }
+    xd_vocab_destroy(vocab);
+    text_close(ctx, &t);
+}
+
+static void call_projected(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    (void)vocab;
+    xtoken_of(ctx, XD_XTOKEN_PROJECTED, 0, out);
+}
+
+static void call_gold(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    (void)vocab;
+    xtoken_of(ctx, XD_XTOKEN_GOLD, 0, out);
+}
+
+static void call_same(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    (void)vocab;
+    xtoken_of(ctx, XD_XTOKEN_SAME, 0, out);
+}
+
+static void call_cached(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    (void)vocab;
+    xtoken_of(ctx, XD_XTOKEN_CACHED, 0, out);
+}
+
+static void call_likelihood(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    (void)vocab;
+    xtoken_of(ctx, XD_XTOKEN_LIKELIHOOD, 0, out);
+}
+
+static void call_uld(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    enum { SHORT = 20 };
+    static text t;
+    xd_aligned_chunk chunks[SHORT];
+    xd_uld_desc d;
+    xd_uld_values values;
+    (void)vocab;
+    text_open(ctx, XD_XTOKEN_PROJECTED, &t);
+    memset(&d, 0, sizeof d);
+    memset(chunks, 0, sizeof chunks);
+    for (int i = 0; i < SHORT; i++) {
+        chunks[i].student_begin = 1 + 4 * i;
+        chunks[i].student_end = 2 + 4 * i + i % 3;
+        chunks[i].teacher_begin = 1 + 3 * i;
+        chunks[i].teacher_end = 2 + 3 * i + i % 2;
+    }
+    d.student.logits = rows_of(student, XD_DTYPE_F32, TEXT, t.ids);
+    d.teacher.logits = rows_of(teacher, XD_DTYPE_F32, TEXT, t.other_ids);
+    d.student.vocabulary = t.ids;
+    d.teacher.vocabulary = t.other_ids;
+    d.student.ids = t.label;
+    d.teacher.ids = t.other_label;
+    d.chunks = chunks;
+    d.scale = 1.0;
+    d.gradient = rows_of(gradient, XD_DTYPE_F32, TEXT, t.ids);
+    for (d.chunk_count = 0; d.chunk_count <= SHORT; d.chunk_count += SHORT / 4) {
+        CHECK_EQ_INT(xd_uld_loss(ctx, &d, &values), XD_OK);
+        keep(out, &values, sizeof values);
+        keep(out, gradient, (size_t)(TEXT * t.ids) * sizeof *gradient);
+    }
+    text_close(ctx, &t);
+}
+
 /* ---- the same bits ---- */
 
 /* Every call that spreads over threads. */
@@ -358,6 +549,12 @@ static const struct {
     { "xd_optimizer_step, xd_ema_update, xd_gradient_norm_compute, xd_clip_gradients", call_training },
     { "xd_align_batch", call_align },
     { "xd_projection_rows_from_similarities, xd_projection_rows_from_embeddings", call_projection },
+    { "xd_xtoken_loss, PROJECTED", call_projected },
+    { "xd_xtoken_loss, GOLD", call_gold },
+    { "xd_xtoken_loss, SAME", call_same },
+    { "xd_xtoken_loss, CACHED", call_cached },
+    { "xd_xtoken_loss, LIKELIHOOD", call_likelihood },
+    { "xd_uld_loss", call_uld },
 };
 enum { CALLS = sizeof calls / sizeof *calls };
 
@@ -462,6 +659,23 @@ XD_TEST(any_number_of_threads_gives_the_same_bits_in_invariant_mode) {
 
 XD_TEST(any_number_of_threads_gives_the_same_bits_in_fast_mode) {
     compare_all(XD_REDUCTION_FAST);
+}
+
+XD_TEST(tiles_of_chunks_change_no_bit) {
+    static const int64_t tiles[] = { 1, 5, 64 };
+    sink one = { (unsigned char *)malloc(OUT), 0 }, other = { (unsigned char *)malloc(OUT), 0 };
+    xd_ctx *ctx = open_ctx(2, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
+    fill();
+    for (int kind = XD_XTOKEN_PROJECTED; kind <= XD_XTOKEN_CACHED; kind++)
+        for (int i = 0; i < 3; i++) {
+            one.size = other.size = 0;
+            xtoken_of(ctx, (xd_xtoken_kind)kind, 0, &one);
+            xtoken_of(ctx, (xd_xtoken_kind)kind, tiles[i], &other);
+            CHECK(one.size == other.size && memcmp(one.bytes, other.bytes, one.size) == 0);
+        }
+    xd_ctx_destroy(ctx);
+    free(one.bytes);
+    free(other.bytes);
 }
 
 /* ---- the pool ---- */

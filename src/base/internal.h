@@ -30,7 +30,7 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
  * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
  * where the pool runs them. */
 enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
-#define XDI_POOL_SCRATCH ((size_t)1 << 20)
+#define XDI_POOL_SCRATCH ((size_t)1 << 21)
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {

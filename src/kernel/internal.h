@@ -72,6 +72,12 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
 
+/* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
+ * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
+XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
+                                      xdi_spread_body body, const void *args);
+XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
+
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);

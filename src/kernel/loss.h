@@ -2,16 +2,8 @@
 #define XDI_KERNEL_LOSS_H
 
 #include "kernel/fixed.h"
+#include "kernel/shard.h"
 #include "kernel/types.h"
-
-/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
-typedef struct xd_vocab_shard {
-    int64_t begin, end; /* global columns of this shard */
-    int64_t size;       /* columns of all shards */
-    int shard, shards;  /* this one among them, in rank order */
-    const int64_t
-        *offsets; /* [shards + 1] first global column of each shard, then size; in memory of the device */
-} xd_vocab_shard;
 
 /* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:

@@ -2,6 +2,7 @@
 #define XDI_KERNEL_MFT_H
 
 #include "kernel/loss.h"
+#include "kernel/shard.h"
 
 /* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; what one rank finds of a row travels between two calls.

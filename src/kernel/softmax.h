@@ -1,7 +1,8 @@
 #ifndef XDI_KERNEL_SOFTMAX_H
 #define XDI_KERNEL_SOFTMAX_H
 
-#include "kernel/loss.h"
+#include "kernel/shard.h"
+#include "kernel/types.h"
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
  * and what follows from all shards' parts. */

@@ -28,3 +28,13 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
     if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
     return xdi_spread_items(launch, rows, grain, body, args);
 }
+
+XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
+                                      xdi_spread_body body, const void *args) {
+    if (bytes <= XDI_POOL_SCRATCH) return xdi_spread_rows(launch, rows, columns, body, args);
+    return xdi_spread_items(launch, rows, rows, body, args);
+}
+
+XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
+    return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
+}

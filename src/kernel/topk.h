@@ -2,6 +2,7 @@
 #define XDI_KERNEL_TOPK_H
 
 #include "kernel/loss.h"
+#include "kernel/shard.h"
 
 /* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
  * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =

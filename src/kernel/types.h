@@ -14,8 +14,8 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Read where they lie, at either
- * width; no call makes a copy. {labels} is an initialiser for 64 bits. */
+/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
@@ -39,7 +39,7 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 /* `rows` rows of `columns` elements, one behind the other. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype: NULL is no ids. Pure. */
+/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -112,7 +112,8 @@ typedef struct xd_loss_values {
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
+ * was read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;

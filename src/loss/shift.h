@@ -25,8 +25,9 @@ typedef struct xd_shift_desc {
  * with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
- * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
+/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n], on the
+ * host, ascending, as xd_shift_desc takes them. Local; allocates nothing. Errors: ARGUMENT (rank, ranks); SHAPE when
+ * length is not a multiple of 2n. For n = 1 any length. */
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions);
 

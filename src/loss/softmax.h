@@ -5,13 +5,13 @@
 #include "loss/vocab.h"
 #include "kernel/types.h"
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a logit, a
- * log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over tokens are double.
- * All are computed in double. All are collective over the vocabulary's group, give the same bits on all its ranks, and need
- * [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator gives it for the call. With a GPU all
- * arrays and results are device memory. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
- * row's results.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
+/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a
+ * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
+ * tokens are double. All are computed in double. All are collective over the vocabulary's group, give the same bits
+ * on all its ranks, and need [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator
+ * gives it for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
+ * probability zero; NaN and +infinity spread to the row's results. Errors: SHAPE, DTYPE, ARGUMENT (temperature not
+ * positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */

@@ -26,9 +26,9 @@ typedef struct xd_vocab_topk_desc {
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a call as in
- * loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B. xd_vocab_topk_gather
- * gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
+ * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
+ * xd_vocab_topk_gather gives the logits too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 

@@ -16,12 +16,13 @@ typedef struct xd_vocab xd_vocab;
  *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
  *   size     true columns over all ranks
  *
- * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
- * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
- * xd_vocab_destroy. */
+ * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do
+ * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes some words a rank of
+ * the context's allocator and of its device's, which xd_vocab_destroy gives back; with a GPU it waits. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
+/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ones
+ * fewer or none. Collective over tp; errors as there. */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
 /* Frees the object; local. NULL is fine. */

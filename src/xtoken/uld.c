@@ -193,8 +193,11 @@ static int64_t xdi_uld_longest(const xdi_uld *x) {
 static int64_t xdi_uld_tile_of(const xdi_uld *x) {
     const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
     const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
-    const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
-    if (x->kernels->device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    const bool near = x->kernels->device == XD_DEVICE_CPU;
+    const size_t scratch = near ? 0 : XD_ULD_SCRATCH(xdi_uld_longest(x));
+    int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + scratch + 1));
+    if (near && tile > xd_ctx_settings(x->ctx)->threads) tile = xd_ctx_settings(x->ctx)->threads;
+    if (tile < 1 || x->chunks < 1) return 1;
     return tile < x->chunks ? tile : x->chunks;
 }
 

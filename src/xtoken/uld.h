@@ -56,8 +56,8 @@ typedef struct xd_uld_values {
  * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
  * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
  * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
- * enough for.
+ * Memory: twenty-odd bytes for each id of both vocabularies, on a CPU of a chunk for each thread of the context, on
+ * a device of as many chunks as 64 MB are enough for.
  * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
  * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
  * written. */

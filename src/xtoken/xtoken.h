@@ -189,7 +189,8 @@ typedef struct xd_xtoken_desc {
      * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
      * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
     bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and threads
+     * of the context share a tile: PROJECTED has 16 chunks for each, so that more than two want more. GOLD: always one. CACHED on a GPU: no more
      * than 16 MB hold, of [V_t] words each. */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */

@@ -64,7 +64,8 @@ class Ctypes(unittest.TestCase):
         self.ctx, self.vocab = ctypes.POINTER(self.binding.xd_ctx)(), ctypes.POINTER(self.binding.xd_vocab)()
         self.call("xd_ctx_create", None, ctypes.byref(self.ctx))
         self.addCleanup(self.xd.xd_ctx_destroy, self.ctx)
-        self.call("xd_vocab_create", self.ctx, None, 0, len(STUDENT[0]), len(STUDENT[0]), ctypes.byref(self.vocab))
+        columns = self.binding.xd_interval(0, len(STUDENT[0]))
+        self.call("xd_vocab_create", self.ctx, None, columns, len(STUDENT[0]), ctypes.byref(self.vocab))
         self.addCleanup(self.xd.xd_vocab_destroy, self.vocab)
 
     def call(self, name, *arguments):
@@ -82,10 +83,11 @@ class Ctypes(unittest.TestCase):
         floats, self.arrays = ctypes.c_float * (len(STUDENT) * len(STUDENT[0])), []
         for values in (sum(STUDENT, []), sum(TEACHER, []), [math.nan] * len(sum(STUDENT, []))):
             self.arrays.append(floats(*values))
-        labels, mask = (ctypes.c_int64 * len(LABELS))(*LABELS), (ctypes.c_uint8 * len(MASK))(*MASK)
+        labels, mask = (ctypes.c_int32 * len(LABELS))(*LABELS), (ctypes.c_uint8 * len(MASK))(*MASK)
         student, teacher, gradient = (self.rows(array, b.XD_DTYPE_F32) for array in self.arrays)
         self.arrays += [labels, mask]
-        common = b.xd_loss_common(gradient=gradient, labels=labels, mask=mask)
+        ids = b.xd_ids(ctypes.cast(labels, ctypes.c_void_p), b.XD_DTYPE_I32)
+        common = b.xd_loss_common(gradient=gradient, labels=ids, mask=mask)
         return b.xd_loss_desc(student=student, teacher=teacher, vocab=self.vocab, hard_weight=HARD, soft_weight=SOFT,
                               temperature=TAU, divergence=b.XD_KL_FORWARD, common=common)
 

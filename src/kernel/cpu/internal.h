@@ -101,24 +101,49 @@ typedef struct xdi_xtoken_form {
 } xdi_xtoken_form;
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; all of that row; and its padding, with which it is written. */
+/* The gradient at column v of rows[i], where h = M dy; columns [begin, end) of that row; all of it; and its padding, with
+ * which it is written. */
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
 XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
-/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of rows[i]. */
-typedef void (*xdi_xtoken_row_writer)(const void *state, const xdi_xtoken_form *f, int64_t i);
-XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state);
-XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
-                                         const void *state);
+/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of columns [begin, end) of
+ * rows[i], which is called on any thread. */
+typedef void (*xdi_xtoken_row_writer)(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
+                                      int64_t begin, int64_t end);
+XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
+                                              xdi_xtoken_row_writer write);
 
-/* xtoken.c: the log-probabilities of rows[i] are added to the cells; the numbers of the likeliest pairs; a tail's
- * places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and probabilities. */
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i);
+/* xtoken.c: the first of the rows at work whose place is not less. */
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
+
+/* Columns [begin, end); there are sums of other rows already. */
+typedef struct xdi_log_probs_cut {
+    int64_t begin, end;
+    bool more;
+} xdi_log_probs_cut;
+
+/* xtoken.c: the entry log_probs by two steps, called on any thread: a row's log-sum-exp; and rows[i] added to the cells of
+ * columns [begin, end), or written there where nothing was before. Then the plain ones. */
+typedef struct xdi_log_probs_steps {
+    double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
+    void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                const xdi_log_probs_cut *cut);
+} xdi_log_probs_steps;
+XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
+                                          const xdi_log_probs_steps *steps);
+XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
+XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                                           const xdi_log_probs_cut *cut);
+
+/* xtoken.c: the numbers of the likeliest pairs; a tail's places in its list, from `first` on, chosen by `select`, and
+ * their logarithms, which become ids and probabilities. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
@@ -137,7 +162,7 @@ typedef void (*xdi_uld_row_writer)(const xd_launch *launch, const xd_uld_args *a
 XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i);
 XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row);
 XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row);
-XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
-                                      xdi_uld_row_writer writer);
+XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                           xdi_uld_row_writer writer);
 
 #endif

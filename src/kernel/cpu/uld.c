@@ -30,14 +30,19 @@ static void xdi_cpu_uld_merge_side(const xd_uld_rows *side, int which, xd_uld_ch
     chunk->factor[which] = factor;
 }
 
-static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
+static void xdi_cpu_uld_merge_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         a->chunks[i].finite = true;
         for (int which = 0; which < XD_ULD_SIDES; which++)
             xdi_cpu_uld_merge_side(&a->side[which], which, &a->chunks[i]);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_rows(launch, a->count, 1, xdi_cpu_uld_merge_chunks, a);
 }
 
 /* ---- sort ---- */
@@ -83,15 +88,23 @@ static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *so
     }
 }
 
-static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int which = 0; which < XD_ULD_SIDES && a->chunks[i].finite; which++) {
-            const xd_uld_rows *side = &a->side[which];
+/* Sides of chunks, one after the other. */
+static void xdi_cpu_uld_sort_sides(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t i = at / XD_ULD_SIDES;
+        const int which = (int)(at % XD_ULD_SIDES);
+        const xd_uld_rows *side = &a->side[which];
+        if (a->chunks[i].finite)
             xdi_uld_sort_list(side, a->chunks[i].base[which], side->sorted + i * side->count,
                               side->spare + i * side->count);
-        }
-    return XD_OK;
+    }
+}
+
+static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count * XD_ULD_SIDES, 1, xdi_cpu_uld_sort_sides, a);
 }
 
 /* ---- compare ---- */
@@ -149,11 +162,16 @@ XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i) {
     chunk->mean = chunk->factor[XD_ULD_STUDENT] > 0.0 ? mean / chunk->factor[XD_ULD_STUDENT] : 0.0;
 }
 
-static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++)
+static void xdi_cpu_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[i].finite) xdi_uld_compare_chunk(a, i);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count, 1, xdi_cpu_uld_compare_chunks, a);
 }
 
 /* ---- gradient ---- */
@@ -194,14 +212,29 @@ static void xdi_uld_clear(const xd_rows *gradient, int64_t row, int64_t begin) {
     memset((unsigned char *)gradient->data + (size_t)at * size, 0, (size_t)(gradient->cols - begin) * size);
 }
 
-XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
-                                      xdi_uld_row_writer writer) {
-    for (int64_t row = a->row; row < a->row + a->rows; row++) {
+/* The entry's arguments, and what writes its rows. */
+typedef struct xdi_uld_writing {
+    const xd_uld_args *args;
+    xdi_uld_row_writer write;
+} xdi_uld_writing;
+
+static void xdi_uld_gradient_pieces(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                    int slot) {
+    const xdi_uld_writing *w = (const xdi_uld_writing *)args;
+    const xd_uld_args *a = w->args;
+    (void)slot;
+    for (int64_t row = a->row + begin; row < a->row + end; row++) {
         const bool owned = a->owner[row] >= 0;
         if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
-        if (owned) writer(launch, a, row);
+        if (owned) w->write(launch, a, row);
         xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
     }
+}
+
+XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                           xdi_uld_row_writer writer) {
+    const xdi_uld_writing w = { a, writer };
+    return xdi_spread_rows(launch, a->rows, a->gradient.cols, xdi_uld_gradient_pieces, &w);
 }
 
 static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
@@ -210,8 +243,7 @@ static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a,
 }
 
 static xd_result xdi_cpu_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
-    xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
-    return XD_OK;
+    return xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
 }
 
 /* ---- probabilities ---- */

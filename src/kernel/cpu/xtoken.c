@@ -67,11 +67,26 @@ static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t col
     return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
 }
 
-static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
+    int64_t low = 0, high = x->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (x->places[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)args;
     const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++)
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++)
         for (int64_t v = 0; v < x->columns; v++) {
             if (m.begin[v] == m.begin[v + 1]) continue;
             const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
@@ -79,7 +94,10 @@ static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken
                 xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
                               (double)m.weight[e] * p);
         }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
 }
 
 /* ln sum e^x; a NaN stays. */
@@ -103,17 +121,23 @@ static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const
     return max + log(sum);
 }
 
-static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
         const int64_t row = x->rows[i];
         const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
             xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
                           xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_target_places, a);
 }
 
 static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
@@ -166,16 +190,21 @@ static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoke
     xdi_xtoken_scale_slopes(c, q, k);
 }
 
-static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->place_count; i++) {
+static void xdi_cpu_xtoken_divergence_places(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         double *q = a->student + i * a->k;
         if (a->chunks[i].compared)
             xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
         else
             memset(q, 0, (size_t)a->k * sizeof *q);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_divergence_places, a);
 }
 
 /* (M dy)_v */
@@ -185,11 +214,13 @@ static double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const 
     return sum;
 }
 
-static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+static void xdi_cpu_xtoken_delta_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)args;
     const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
         const double *dy = a->dy + x->places[i] * a->matrix.k;
         for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
@@ -198,7 +229,10 @@ static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_d
                               xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
                                   xdi_cpu_xtoken_p(x, x->rows[i], v));
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_delta_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
@@ -234,14 +268,18 @@ XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t ro
     to->written[row] = 1;
 }
 
-XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end) {
     const xd_xtoken_rows *x = &f->to->x;
     const double *dy = f->dy ? f->dy + x->places[i] * f->k : NULL;
-    for (int64_t v = 0; v < x->columns; v++) {
+    for (int64_t v = begin; v < end; v++) {
         const double h = dy ? xdi_cpu_xtoken_back(&f->matrix, v, dy) : 0.0;
         xdi_loss_store(&f->to->rows, x->rows[i], v, xdi_xtoken_gradient_at(f, i, v, h));
     }
-    xdi_xtoken_gradient_end(f->to, x->rows[i]);
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i) {
+    xdi_xtoken_gradient_piece(f, i, 0, f->to->x.columns);
+    xdi_xtoken_gradient_end(f->to, f->to->x.rows[i]);
 }
 
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to) {
@@ -261,102 +299,219 @@ XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradi
     return f;
 }
 
-static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
-                                                 const xd_xtoken_project_gradient_args *a) {
+static void xdi_cpu_xtoken_project_gradient_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                 int64_t end, int slot) {
+    const xd_xtoken_project_gradient_args *a = (const xd_xtoken_project_gradient_args *)args;
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
-    (void)launch;
-    for (int64_t i = 0; i < a->to.x.count; i++)
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[a->to.x.places[i]].largest != 0.0) xdi_xtoken_gradient_row(&f, i);
-    return XD_OK;
 }
 
-XD_PRIVATE void xdi_xtoken_mean_gradient(const xd_xtoken_mean_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                 const xd_xtoken_project_gradient_args *a) {
+    return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
+}
+
+/* Columns of a row that are a piece: rows of a chunk are few, and long. */
+enum { XDI_CPU_COLUMNS = 16384 };
+
+static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
+    return (columns + XDI_CPU_COLUMNS - 1) / XDI_CPU_COLUMNS;
+}
+
+/* An entry's arguments, and what writes its rows. */
+typedef struct xdi_cpu_writer {
+    const void *args;
+    xdi_xtoken_row_writer write;
+} xdi_cpu_writer;
+
+static void xdi_cpu_xtoken_whole_row(const xd_launch *launch, const xdi_cpu_writer *w,
+                                     const xdi_xtoken_form *f, int64_t i) {
+    w->write(launch, f, i, 0, f->to->x.columns);
+    xdi_xtoken_gradient_end(f->to, f->to->x.rows[i]);
+}
+
+static void xdi_cpu_xtoken_mean_pieces(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_mean_gradient_args *a = (const xd_xtoken_mean_gradient_args *)w->args;
+    const int64_t columns = a->to.x.columns, pieces = xdi_cpu_xtoken_pieces(columns);
     xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)slot;
     f.u = a->u;
     f.scale = a->scale;
     f.delta = a->delta;
-    for (int64_t i = 0; i < a->to.x.count && a->chunk->largest != 0.0; i++) write(state, &f, i);
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t from = at % pieces * XDI_CPU_COLUMNS, left = columns - from;
+        w->write(launch, &f, at / pieces, from, from + (left < XDI_CPU_COLUMNS ? left : XDI_CPU_COLUMNS));
+    }
 }
 
-XD_PRIVATE void xdi_xtoken_pick_gradient(const xd_xtoken_pick_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
     const xd_xtoken_rows *x = &a->to.x;
+    const xdi_cpu_writer w = { a, write };
+    if (a->chunk->largest == 0.0) return XD_OK;
+    XD_TRY(xdi_spread_items(launch, x->count * xdi_cpu_xtoken_pieces(x->columns), 1,
+                            xdi_cpu_xtoken_mean_pieces, &w));
+    for (int64_t i = 0; i < x->count; i++) xdi_xtoken_gradient_end(&a->to, x->rows[i]);
+    return XD_OK;
+}
+
+static void xdi_cpu_pick_gradient_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_pick_gradient_args *a = (const xd_xtoken_pick_gradient_args *)w->args;
+    const xd_xtoken_rows *x = &a->to.x;
+    float *u = (float *)xdi_spread_room(launch, a->scratch, slot);
     xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
-    f.u = a->scratch;
-    for (int64_t i = 0; i < x->count; i++) {
+    f.u = u;
+    for (int64_t i = begin; i < end; i++) {
         const double *dy = a->dy + i * a->k;
         if (a->chunks[i].largest == 0.0) continue;
-        memset(a->scratch, 0, (size_t)x->columns * sizeof *a->scratch);
+        memset(u, 0, (size_t)x->columns * sizeof *u);
         for (int64_t j = 0; j < a->k; j++) {
             const int64_t v = a->ids[j] - x->first;
-            if (v >= 0 && v < x->columns) a->scratch[v] = (float)(a->chunks[i].factor * dy[j]);
+            if (v >= 0 && v < x->columns) u[v] = (float)(a->chunks[i].factor * dy[j]);
         }
-        write(state, &f, i);
+        xdi_cpu_xtoken_whole_row(launch, w, &f, i);
     }
 }
 
-XD_PRIVATE void xdi_xtoken_rest_gradient(const xd_xtoken_gradient *to, xdi_xtoken_row_writer write,
-                                         const void *state) {
-    xd_xtoken_gradient one = *to;
+XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { a, write };
+    return xdi_spread_rooms(launch, a->to.x.count, a->to.x.columns,
+                            (size_t)a->to.x.columns * sizeof *a->scratch, xdi_cpu_pick_gradient_rows, &w);
+}
+
+static void xdi_cpu_xtoken_rest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    xd_xtoken_gradient one = *(const xd_xtoken_gradient *)w->args;
     const xdi_xtoken_form f = xdi_xtoken_form_of(&one);
+    (void)slot;
     one.x.count = 1;
-    for (int64_t row = 0; row < to->x.logits.rows; row++) {
+    for (int64_t row = begin; row < end; row++) {
         one.x.rows = &row;
-        if (!to->written[row]) write(state, &f, 0);
+        if (!one.written[row]) xdi_cpu_xtoken_whole_row(launch, w, &f, 0);
     }
 }
 
-static void xdi_cpu_xtoken_write(const void *state, const xdi_xtoken_form *f, int64_t i) {
-    (void)state;
-    xdi_xtoken_gradient_row(f, i);
+XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { to, write };
+    return xdi_spread_rows(launch, to->x.logits.rows, to->x.columns, xdi_cpu_xtoken_rest_rows, &w);
+}
+
+static void xdi_cpu_xtoken_write(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
+                                 int64_t end) {
+    (void)launch;
+    xdi_xtoken_gradient_piece(f, i, begin, end);
 }
 
 static xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
                                               const xd_xtoken_mean_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_mean_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_mean_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 static xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
                                               const xd_xtoken_pick_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_pick_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_pick_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 static xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    (void)launch;
-    xdi_xtoken_rest_gradient(to, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_rest_gradient(launch, to, xdi_cpu_xtoken_write);
+}
+
+static void xdi_cpu_xtoken_label_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_xtoken_label_gradient_args *a = (const xd_xtoken_label_gradient_args *)args;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
+    (void)launch, (void)slot;
+    f.slopes = a->slopes;
+    for (int64_t i = begin; i < end; i++) xdi_xtoken_gradient_row(&f, i);
 }
 
 static xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
                                                const xd_xtoken_label_gradient_args *a) {
-    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
-    (void)launch;
-    f.slopes = a->slopes;
-    for (int64_t i = 0; i < a->to.x.count; i++) xdi_xtoken_gradient_row(&f, i);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_label_rows, a);
 }
 
 /* ---- means over the whole vocabulary ---- */
 
-XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_log_probs_args *a, int64_t i) {
+XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row) {
+    return x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
+}
+
+XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                                           const xdi_log_probs_cut *cut) {
+    const size_t size = a->fixed ? sizeof(xd_fixed) : sizeof *a->cells;
     const xd_xtoken_rows *x = &a->x;
-    const int64_t row = x->rows[i];
-    const double lse = x->lse ? x->lse[row] : xdi_cpu_xtoken_row_lse(x, row, NULL, x->columns);
-    for (int64_t v = 0; v < x->columns; v++)
+    if (!cut->more)
+        memset((char *)a->cells + (size_t)cut->begin * size, 0, (size_t)(cut->end - cut->begin) * size);
+    for (int64_t v = cut->begin; v < cut->end; v++)
         xdi_cells_add(a->fixed, a->cells, v,
-                      (xdi_loss_load(&x->logits, row, v) / x->temperature - lse) * a->scale);
+                      (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
+}
+
+/* First the rows' log-sum-exps, then the columns, of as many rows as the scratch holds. */
+typedef struct xdi_log_probs {
+    xd_xtoken_log_probs_args a; /* of these rows */
+    bool more;                  /* there were others before */
+    double *lse;
+    const xdi_log_probs_steps *steps;
+} xdi_log_probs;
+
+static void xdi_cpu_log_probs_lses(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_log_probs *p = (const xdi_log_probs *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) p->lse[i] = p->steps->lse(launch, &p->a.x, p->a.x.rows[i]);
+}
+
+static void xdi_cpu_log_probs_columns(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xdi_log_probs *p = (const xdi_log_probs *)args;
+    const int64_t size = XDI_CPU_COLUMNS / 4, columns = p->a.x.columns;
+    (void)slot;
+    for (int64_t v = begin * size; v < end * size && v < columns; v += size)
+        for (int64_t i = 0; i < p->a.x.count; i++) {
+            const xdi_log_probs_cut cut = { v, columns - v < size ? columns : v + size, p->more || i > 0 };
+            p->steps->add(launch, &p->a, i, p->lse[i], &cut);
+        }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
+                                          const xdi_log_probs_steps *steps) {
+    const int64_t most = XD_XTOKEN_SCRATCH / 2, size = XDI_CPU_COLUMNS / 4;
+    xdi_log_probs p = { *a, false, (double *)(void *)a->scratch, steps };
+    if (a->x.count == 0)
+        memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t at = 0; at < a->x.count; at += most, p.more = true) {
+        p.a.x.rows = a->x.rows + at;
+        p.a.x.count = a->x.count - at < most ? a->x.count - at : most;
+        XD_TRY(xdi_spread_rows(launch, p.a.x.count, a->x.columns, xdi_cpu_log_probs_lses, &p));
+        XD_TRY(xdi_spread_items(launch, (a->x.columns + size - 1) / size, 4, xdi_cpu_log_probs_columns, &p));
+    }
+    return XD_OK;
+}
+
+static double xdi_cpu_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
+    (void)launch;
+    return xdi_xtoken_row_lse(x, row);
+}
+
+static void xdi_cpu_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
+                                  double lse, const xdi_log_probs_cut *cut) {
+    (void)launch;
+    xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
 static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
-    (void)launch;
-    memset(a->cells, 0, (size_t)a->x.columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
-    for (int64_t i = 0; i < a->x.count; i++) xdi_xtoken_log_probs_row(a, i);
-    return XD_OK;
+    static const xdi_log_probs_steps steps = { xdi_cpu_log_probs_lse, xdi_cpu_log_probs_add };
+    return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
 /* The likeliest pairs, by number. */
@@ -392,10 +547,12 @@ static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_t
 
 /* ---- single positions ---- */
 
-static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+static void xdi_cpu_xtoken_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_moments_args *a = (const xd_xtoken_moments_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         const int64_t row = x->rows[i], label = a->labels.data ? xd_id_at(a->labels, row) : -1;
         double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
         for (int64_t v = 0; v < x->columns; v++) {
@@ -414,20 +571,28 @@ static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken
         out[XD_XTOKEN_LABEL] =
             label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
+}
+
+static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    (void)launch;
-    for (int64_t i = 0; i < x->count * a->k; i++) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin * a->k; i < end * a->k; i++) {
         const int64_t v = a->ids[i % a->k] - x->first;
         const double before = a->add ? a->out[i] : 0.0;
         a->out[i] = v >= 0 && v < x->columns
                         ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
                         : -INFINITY;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->k, xdi_cpu_xtoken_pick_rows, a);
 }
 
 static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
@@ -452,9 +617,11 @@ static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reve
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
+static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_compare_args *a = (const xd_xtoken_compare_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
         if (!a->chunks[i].compared) continue;
         for (int64_t j = 0; j < a->k; j++) s[j] /= a->temperature;
@@ -465,7 +632,10 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
         a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
+    return xdi_spread_rows(launch, a->count, a->k, xdi_cpu_xtoken_compare_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
@@ -496,14 +666,19 @@ static void xdi_cpu_xtoken_list_add(const xd_xtoken_list_args *a, int64_t row, i
     }
 }
 
-static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+static void xdi_cpu_xtoken_list_project_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
     const xd_xtoken_rows *x = &a->x;
-    const int64_t *offset = a->lists.offset;
-    (void)launch;
-    for (int64_t r = 0; r < x->count; r++)
+    const int64_t *offset = a->lists.offset, last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t r = xdi_xtoken_first_row(x, begin); r < last; r++)
         for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i], 1.0, i);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
 /* One term of d, and its derivative by q; the logarithms have a floor. */
@@ -529,9 +704,11 @@ static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, b
     return value;
 }
 
-static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
-    (void)launch;
-    for (int64_t c = 0; c < a->lists.count; c++) {
+static void xdi_cpu_xtoken_list_divergence_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                                int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t c = begin; c < end; c++) {
         xd_xtoken_chunk *chunk = &a->chunks[c];
         const int64_t n = a->lists.offset[c + 1] - a->lists.offset[c];
         double *q = a->student + a->lists.offset[c];
@@ -542,19 +719,29 @@ static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const x
         chunk->value = xdi_cpu_xtoken_list_value(q, target, n, a->reverse);
         xdi_xtoken_scale_slopes(chunk, q, n);
     }
-    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->lists.count,
+                           a->lists.entries / (a->lists.count > 0 ? a->lists.count : 1),
+                           xdi_cpu_xtoken_list_divergence_rows, a);
+}
+
+static void xdi_cpu_xtoken_list_delta_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
+    const xd_xtoken_list_args *a = (const xd_xtoken_list_args *)args;
     const xd_xtoken_rows *x = &a->x;
     const int64_t *offset = a->lists.offset;
-    (void)launch;
-    for (int64_t r = 0; r < x->count; r++)
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
         for (int64_t i = offset[x->places[r]]; i < offset[x->places[r] + 1]; i++)
             if (a->student[i] != 0.0)
                 xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i],
                                         a->student[i] / a->chunks[x->places[r]].largest, r);
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
 /* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
@@ -600,32 +787,39 @@ static void xdi_cpu_xtoken_list_slopes(const xd_xtoken_list_gradient_args *a, in
         }
 }
 
-XD_PRIVATE void xdi_xtoken_list_gradient(const xd_xtoken_list_gradient_args *a, xdi_xtoken_row_writer write,
-                                         const void *state) {
+static void xdi_cpu_xtoken_list_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_cpu_writer *w = (const xdi_cpu_writer *)args;
+    const xd_xtoken_list_gradient_args *a = (const xd_xtoken_list_gradient_args *)w->args;
     const xd_xtoken_rows *x = &a->to.x;
-    double *h = (double *)a->scratch;
+    double *h = (double *)xdi_spread_room(launch, a->scratch, slot);
     float *slope = (float *)(void *)(h + x->columns);
-    xdi_xtoken_form f = xdi_xtoken_form_of(&a->to);
     xd_xtoken_gradient one = a->to;
-    f.to = &one;
+    xdi_xtoken_form f = xdi_xtoken_form_of(&one);
     f.u = slope;
     one.x.count = 1;
     memset(h, 0, (size_t)x->columns * sizeof *h);
-    for (int64_t r = 0; r < x->count; r++) {
+    for (int64_t r = begin; r < end; r++) {
         const double delta = a->delta[r] / x->temperature;
         if (a->chunks[x->places[r]].largest == 0.0) continue;
         xdi_cpu_xtoken_list_slopes(a, r, h, slope);
         one.x.rows = x->rows + r;
         f.delta = &delta;
-        write(state, &f, 0);
+        xdi_cpu_xtoken_whole_row(launch, w, &f, 0);
     }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
+                                              xdi_xtoken_row_writer write) {
+    const xdi_cpu_writer w = { a, write };
+    return xdi_spread_rooms(launch, a->to.x.count, a->to.x.columns,
+                            xdi_cpu_xtoken_list_bytes(a->to.x.columns, &a->lists), xdi_cpu_xtoken_list_rows,
+                            &w);
 }
 
 static xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
                                               const xd_xtoken_list_gradient_args *a) {
-    (void)launch;
-    xdi_xtoken_list_gradient(a, xdi_cpu_xtoken_write, NULL);
-    return XD_OK;
+    return xdi_xtoken_list_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
 /* ---- tails ---- */
@@ -727,36 +921,57 @@ static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_
     return XD_OK;
 }
 
-static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+static void xdi_cpu_chunk_spread_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_chunk_args *a = (const xd_chunk_args *)args;
     const int64_t n = a->rows.cols;
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) {
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
         const int64_t chunk = xdi_cpu_chunk_of(a, row);
         for (int64_t i = 0; i < n; i++)
             xdi_loss_store(&a->rows, row, i,
                            chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_chunk_spread_rows, a);
 }
 
 /* ---- sums ---- */
 
-static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
-                                       double *out) {
-    (void)launch;
-    for (int64_t i = 0; i < count; i++) out[i] = xdi_cells_value(true, cells, i);
-    return XD_OK;
+typedef struct xdi_cpu_cells {
+    const double *cells;
+    double *out;
+} xdi_cpu_cells;
+
+static void xdi_cpu_xtoken_settle_items(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xdi_cpu_cells *c = (const xdi_cpu_cells *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) c->out[i] = xdi_cells_value(true, c->cells, i);
 }
 
-static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->logits.rows; row++) {
+static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                       double *out) {
+    const xdi_cpu_cells c = { cells, out };
+    return xdi_spread_rows(launch, count, 1, xdi_cpu_xtoken_settle_items, &c);
+}
+
+static void xdi_cpu_xtoken_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_row_sums_args *a = (const xd_xtoken_row_sums_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
         const double largest = a->lse[row] / a->temperature;
         for (int64_t v = 0; v < a->columns; v++)
             xdi_cells_add(true, a->cells, row,
                           exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
     }
-    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_xtoken_row_sums_rows, a);
 }
 
 static xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
@@ -794,10 +1009,15 @@ static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t 
     }
 }
 
+static void xdi_cpu_xtoken_product_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row(a, row);
+}
+
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row(a, row);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->rows.rows, a->k, xdi_cpu_xtoken_product_rows, a);
 }
 
 /* The place of a teacher id among the columns; -1 when it is not there. */
@@ -827,10 +1047,15 @@ static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int
     }
 }
 
+static void xdi_cpu_xtoken_product_back_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row_back(a, row);
+}
+
 static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) xdi_cpu_xtoken_product_row_back(a, row);
-    return XD_OK;
+    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_xtoken_product_back_rows, a);
 }
 
 XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {

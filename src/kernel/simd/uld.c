@@ -95,10 +95,16 @@ static bool xdi_fast_uld_chunk(const xd_launch *launch, const xd_uld_args *a, in
     return true;
 }
 
-static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
-    for (int64_t i = 0; i < a->count; i++)
+static void xdi_fast_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xd_uld_args *a = (const xd_uld_args *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++)
         if (a->chunks[i].finite && !xdi_fast_uld_chunk(launch, a, i)) xdi_uld_compare_chunk(a, i);
-    return XD_OK;
+}
+
+static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count, 1, xdi_fast_uld_compare_chunks, a);
 }
 
 /* ---- gradient ---- */
@@ -127,8 +133,7 @@ static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a
 }
 
 static xd_result xdi_fast_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
-    xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
-    return XD_OK;
+    return xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
 }
 
 /* The entries that vectors do better. */

@@ -85,6 +85,25 @@ static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
     memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
 }
 
+/* Where the group that begins with a row ends: it takes whole chunks, or rows of one that is longer than a group, so that
+ * a chunk's sum does not depend on its neighbours. */
+static int64_t xdi_fast_group_end(const xd_xtoken_rows *x, const xdi_fast_filter *filter, int64_t begin) {
+    int64_t end = begin, rows = 0;
+    for (int lanes = 0; end < x->count;) {
+        const int64_t place = x->places[end];
+        int64_t next = end;
+        while (next < x->count && x->places[next] == place && next - end < XDI_XTOKEN_ROWS) next++;
+        if (xdi_fast_looks(filter, place)) {
+            if (lanes == XDI_XTOKEN_LANES || rows + (next - end) > XDI_XTOKEN_ROWS) break;
+            rows += next - end;
+            lanes++;
+        }
+        end = next;
+        if (rows == XDI_XTOKEN_ROWS) break;
+    }
+    return end;
+}
+
 /* The rows from `begin` on. What no row fills is 0. */
 static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
                                         const xd_xtoken_matrix *m, const xdi_fast_filter *filter,
@@ -95,16 +114,14 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.x = x;
     g.m = xdi_xtoken_entries_of(m);
     g.k = m->k;
-    for (g.end = begin; g.end < x->count && g.rows < XDI_XTOKEN_ROWS; g.end++) {
-        const int64_t place = x->places[g.end];
+    g.end = xdi_fast_group_end(x, filter, begin);
+    for (int64_t i = begin; i < g.end; i++) {
+        const int64_t place = x->places[i];
         if (!xdi_fast_looks(filter, place)) continue;
-        if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
-            if (g.lanes == XDI_XTOKEN_LANES) break;
-            g.places[g.lanes++] = place;
-        }
-        g.row[g.rows] = g.end;
+        if (g.lanes == 0 || g.places[g.lanes - 1] != place) g.places[g.lanes++] = place;
+        g.row[g.rows] = i;
         g.lane[g.rows] = g.lanes - 1;
-        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[g.end]], 1.0, &g.p[g.rows]);
+        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[i]], 1.0, &g.p[g.rows]);
         g.rows++;
     }
     return g;
@@ -194,22 +211,60 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
     return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
 }
 
-static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    const xdi_fast_filter all = { NULL, false };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->project(launch, a);
-    for (int64_t begin = 0; begin < a->x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &all, begin);
-        xdi_fast_group_tables(&g, a->scratch);
+/* Groups that the threads share: runs of them, which begin with a chunk. The rows of run i are [bound[i], bound[i + 1]);
+ * of so many at a time. */
+enum { XDI_XTOKEN_RUNS = 64 };
+
+typedef struct xdi_fast_runs {
+    const void *args;
+    xdi_fast_filter filter;
+    int64_t bound[XDI_XTOKEN_RUNS + 1], count;
+} xdi_fast_runs;
+
+/* The runs from a row on. */
+static void xdi_fast_cut(const xd_xtoken_rows *x, xdi_fast_runs *runs, int64_t begin) {
+    runs->bound[0] = begin;
+    for (runs->count = 0; runs->count < XDI_XTOKEN_RUNS && begin < x->count; runs->count++) {
+        begin = xdi_fast_group_end(x, &runs->filter, begin);
+        while (begin < x->count && x->places[begin] == x->places[begin - 1])
+            begin = xdi_fast_group_end(x, &runs->filter, begin);
+        runs->bound[runs->count + 1] = begin;
+    }
+}
+
+/* Calls the body for all runs, each with tables of its own. */
+static xd_result xdi_fast_spread(const xd_launch *launch, const xd_xtoken_rows *x, int64_t k,
+                                 xdi_spread_body body, xdi_fast_runs *runs) {
+    const size_t bytes = (size_t)xdi_fast_xtoken_project_scratch(k, false) * sizeof(float);
+    for (int64_t begin = 0; begin < x->count; begin = runs->bound[runs->count]) {
+        xdi_fast_cut(x, runs, begin);
+        XD_TRY(xdi_spread_rooms(launch, runs->count, XDI_XTOKEN_ROWS * x->columns, bytes, body, runs));
+    }
+    return XD_OK;
+}
+
+static void xdi_fast_project_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)runs->args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_project_group(&g, a->cells);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) XD_TRY(plain->project(launch, &one));
+            if (!g.fits[at]) xd_xtoken_kernels_cpu()->project(launch, &one);
         }
-        begin = g.end;
+        row = g.end;
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    xdi_fast_runs runs = { a, { NULL, false }, { 0 }, 0 };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->project(launch, a);
+    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_project_runs, &runs);
 }
 
 /* dy of the group's chunks: slots. */
@@ -248,24 +303,30 @@ static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *
     }
 }
 
-static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    const xdi_fast_filter several = { a->chunks, true };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->delta(launch, a);
-    for (int64_t begin = 0; begin < a->x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &several, begin);
-        begin = g.end;
+static void xdi_fast_delta_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)runs->args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_delta_group(&g, a);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_delta_args one = *a;
             one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) XD_TRY(plain->delta(launch, &one));
+            if (!g.fits[at]) xd_xtoken_kernels_cpu()->delta(launch, &one);
         }
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    xdi_fast_runs runs = { a, { a->chunks, true }, { 0 }, 0 };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->delta(launch, a);
+    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_delta_runs, &runs);
 }
 
 /* ---- gradient ---- */
@@ -348,63 +409,62 @@ static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
     }
 }
 
-static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
-                                                  const xd_xtoken_project_gradient_args *a) {
+static void xdi_fast_project_gradient_runs(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
+    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xd_xtoken_project_gradient_args *a = (const xd_xtoken_project_gradient_args *)runs->args;
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
-    const xdi_fast_filter counted = { a->chunks, false };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
-    for (int64_t begin = 0; begin < a->to.x.count;) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &counted, begin);
-        begin = g.end;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
+        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &runs->filter, row);
+        row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, a->scratch);
+        xdi_fast_group_tables(&g, scratch);
         xdi_fast_write_group(&g, &f);
     }
     xdi_fast_tiles(launch)->fence();
-    return XD_OK;
 }
 
-/* A row by itself, on the launch that is the state. */
-static void xdi_fast_write_row(const void *state, const xdi_xtoken_form *f, int64_t i) {
-    const xdi_xtoken_loops *loops = xdi_loops_of((const xd_launch *)state)->xtoken;
-    const xd_xtoken_gradient *to = f->to;
+static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    xdi_fast_runs runs = { a, { a->chunks, false }, { 0 }, 0 };
+    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
+    return xdi_fast_spread(launch, &a->to.x, a->matrix.k, xdi_fast_project_gradient_runs, &runs);
+}
+
+/* Columns [begin, end) of a row by itself; begin is that of a tile. */
+static void xdi_fast_write_row(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
+                               int64_t end) {
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     xdi_xtoken_writer w;
-    if (!xdi_fast_xtoken_writes(to) || !xdi_fast_writer(f, i, &w)) {
-        xdi_xtoken_gradient_row(f, i);
+    if (!xdi_fast_xtoken_writes(f->to) || !xdi_fast_writer(f, i, &w)) {
+        xdi_xtoken_gradient_piece(f, i, begin, end);
         return;
     }
-    for (int64_t v = 0; v < to->x.columns; v += XDI_TILE) {
+    for (int64_t v = begin; v < end; v += XDI_TILE) {
         w.u = f->u ? f->u + v : NULL;
-        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, to->x.columns));
+        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, end));
     }
-    xdi_xtoken_gradient_end(to, to->x.rows[i]);
+    if (w.past) xdi_fast_tiles(launch)->fence();
 }
 
 static xd_result xdi_fast_xtoken_mean_gradient(const xd_launch *launch,
                                                const xd_xtoken_mean_gradient_args *a) {
-    xdi_xtoken_mean_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_mean_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_pick_gradient(const xd_launch *launch,
                                                const xd_xtoken_pick_gradient_args *a) {
-    xdi_xtoken_pick_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_pick_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_list_gradient(const xd_launch *launch,
                                                const xd_xtoken_list_gradient_args *a) {
-    xdi_xtoken_list_gradient(a, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_list_gradient(launch, a, xdi_fast_write_row);
 }
 
 static xd_result xdi_fast_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    xdi_xtoken_rest_gradient(to, xdi_fast_write_row, launch);
-    xdi_fast_tiles(launch)->fence();
-    return XD_OK;
+    return xdi_xtoken_rest_gradient(launch, to, xdi_fast_write_row);
 }
 
 /* ---- teacher ---- */
@@ -417,8 +477,8 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
-static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
+/* rows[i] at the kept columns: `out`. They are asked for before their turn, of bf16 with the row before. */
+static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
     const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
     const xdi_simd_array y = xdi_fast_array(&x->logits, x->rows[i], 0),
@@ -428,53 +488,63 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i) {
     for (int64_t j = 0; j < k && y.bf16; j++) {
         __builtin_prefetch((const uint16_t *)next.data + ids[j]);
         const uint32_t bits = (uint32_t)half[ids[j]] << 16;
-        memcpy(a->scratch + j, &bits, sizeof bits);
+        memcpy(out + j, &bits, sizeof bits);
     }
     for (int64_t j = 0; j < k && !y.bf16; j++) {
         __builtin_prefetch(wide + ids[j + ahead < k ? j + ahead : k - 1]);
-        a->scratch[j] = wide[ids[j]];
+        out[j] = wide[ids[j]];
+    }
+}
+
+static void xdi_fast_target_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
+    const int64_t last = xdi_xtoken_first_row(&a->x, end);
+    const double tau = a->x.temperature;
+    float *picked = (float *)xdi_spread_room(launch, a->scratch, slot);
+    const xd_rows rows = { picked, XD_DTYPE_F32, 1, a->k, 0 };
+    for (int64_t i = xdi_xtoken_first_row(&a->x, begin); i < last; i++) {
+        xdi_fast_pick(a, i, picked);
+        const double lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &rows, 0, a->k, tau);
+        xd_xtoken_target_args one = *a;
+        one.x = xdi_fast_xtoken_one(&a->x, i);
+        if (isnan(lse))
+            xd_xtoken_kernels_cpu()->target(launch, &one);
+        else
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
+                                                a->cells + a->x.places[i] * a->k);
     }
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->target(launch, a);
+    return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)a->k * sizeof *a->scratch,
+                            xdi_fast_target_places, a);
+}
+
+static double xdi_fast_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
-    const double tau = a->x.temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->target(launch, a);
-    for (int64_t i = 0; i < a->x.count; i++) {
-        xdi_fast_pick(a, i);
-        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, tau);
-        xd_xtoken_target_args one = *a;
-        one.x = xdi_fast_xtoken_one(&a->x, i);
-        if (isnan(lse))
-            XD_TRY(plain->target(launch, &one));
-        else
-            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / tau, lse, true,
-                                                a->cells + a->x.places[i] * a->k);
-    }
-    return XD_OK;
+    const double lse =
+        x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
+    return isfinite(lse) ? lse : xdi_xtoken_row_lse(x, row);
+}
+
+static void xdi_fast_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
+                                   double lse, const xdi_log_probs_cut *cut) {
+    const xd_xtoken_rows *x = &a->x;
+    if (isfinite(lse))
+        xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, x->rows[i], cut->begin),
+                                            cut->end - cut->begin, a->scale / x->temperature, lse * a->scale,
+                                            cut->more, a->cells + cut->begin);
+    else
+        xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
 static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xd_xtoken_rows *x = &a->x;
-    const double factor = a->scale / x->temperature;
-    if (a->fixed || !xdi_fast_xtoken_takes(&x->logits)) return xd_xtoken_kernels_cpu()->log_probs(launch, a);
-    if (x->count == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
-    for (int64_t i = 0; i < x->count; i++) {
-        const int64_t row = x->rows[i];
-        const double lse =
-            x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
-        if (isfinite(lse)) {
-            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, row, 0), x->columns, factor,
-                                                lse * a->scale, i > 0, a->cells);
-            continue;
-        }
-        if (i == 0) memset(a->cells, 0, (size_t)x->columns * sizeof *a->cells);
-        xdi_xtoken_log_probs_row(a, i);
-    }
-    return XD_OK;
+    static const xdi_log_probs_steps steps = { xdi_fast_log_probs_lse, xdi_fast_log_probs_add };
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits))
+        return xd_xtoken_kernels_cpu()->log_probs(launch, a);
+    return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
 /* ---- divergences ---- */
@@ -496,12 +566,14 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 }
 
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
-static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, xd_xtoken_chunk *c,
-                           double *q, const double *target) {
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, float *scratch) {
+    xd_xtoken_chunk *c = a->chunks;
+    double *q = a->student;
+    const double *target = a->teacher;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
-    float *r = a->scratch, *t = r + k;
+    float *r = scratch, *t = r + k;
     const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
     double dot = 0.0;
     const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
@@ -528,19 +600,25 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
     return true;
 }
 
-static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    if (a->fixed) return plain->divergence(launch, a);
-    for (int64_t i = 0; i < a->place_count; i++) {
+static void xdi_fast_divergence_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                       int slot) {
+    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
+    float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
+    for (int64_t i = begin; i < end; i++) {
         xd_xtoken_divergence_args one = *a;
         one.student = a->student + i * a->k;
         one.teacher = a->teacher + i * a->k;
         one.chunks = a->chunks + i;
         one.place_count = 1;
-        if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
-            XD_TRY(plain->divergence(launch, &one));
+        if (!one.chunks->compared || !xdi_fast_chunk(launch, &one, scratch))
+            xd_xtoken_kernels_cpu()->divergence(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    if (a->fixed) return xd_xtoken_kernels_cpu()->divergence(launch, a);
+    return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)(2 * a->k) * sizeof *a->scratch,
+                            xdi_fast_divergence_places, a);
 }
 
 /* The likeliest pair so far. */
@@ -663,17 +741,23 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
     return true;
 }
 
-static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    const xd_xtoken_kernels *plain = xd_xtoken_kernels_cpu();
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return plain->moments(launch, a);
-    for (int64_t i = 0; i < a->x.count; i++) {
+static void xdi_fast_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                  int slot) {
+    const xd_xtoken_moments_args *a = (const xd_xtoken_moments_args *)args;
+    (void)slot;
+    for (int64_t i = begin; i < end; i++) {
         xd_xtoken_moments_args one = *a;
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments)) XD_TRY(plain->moments(launch, &one));
+        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments))
+            xd_xtoken_kernels_cpu()->moments(launch, &one);
     }
-    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->moments(launch, a);
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_fast_moments_rows, a);
 }
 
 /* The entries that vectors do better. */

@@ -83,10 +83,14 @@ def check_options():
 
 def check_index(root=ROOT):
     names = Names.read(root / "docs/api.txt")
-    told = set(re.findall(r"`(\w+)`", (root / "docs/index.md").read_text()))
+    text = (root / "docs/index.md").read_text()
+    told = set(re.findall(r"`(\w+)`", text))
+    entries = [name for line in re.findall(r"^- ([^:]*):", text, re.M) for name in re.findall(r"`(\w+)`", line)]
     for kind, name in names.lines:
         if name not in told and not (kind == "value" and names.homes[name]):  # enumerators stand with their enum
             yield "docs/index.md: %s is missing" % name
+    for name in sorted({name for name in entries if entries.count(name) > 1}):
+        yield "docs/index.md: %s has two entries" % name
 
 
 def check_tests():

@@ -44,6 +44,7 @@ a { color: var(--link); text-decoration: none } a:hover { text-decoration: under
 pre, code { font: 13.5px/1.45 ui-monospace, monospace }
 pre { background: var(--code); padding: .6rem .8rem; overflow-x: auto; border-radius: 4px }
 code { background: var(--code); padding: 0 .2em; border-radius: 3px } pre code { background: none; padding: 0 }
+.file { margin: .8rem 0 0; font: bold 13.5px ui-monospace, monospace } .file + pre { margin-top: .2rem }
 pre.prose { background: none; padding: 0; white-space: pre-wrap; overflow-wrap: anywhere }
 table { border-collapse: collapse; margin: .6rem 0 } td, th { border: 1px solid var(--line); padding: .15rem .5rem;
       text-align: left; vertical-align: top }

@@ -69,7 +69,9 @@ class Page:
         end = at + 1
         while end < len(lines) and not lines[end].startswith("```"):
             end += 1
-        return "<pre>%s</pre>" % self.code("\n".join(lines[at + 1:end])), end + 1
+        name = FENCE.match(lines[at]).group(1).partition(" ")[2]  # ```c model.h
+        title = '<p class="file">%s</p>' % html.escape(name) if "." in name else ""
+        return title + "<pre>%s</pre>" % self.code("\n".join(lines[at + 1:end])), end + 1
 
     def indented(self, lines, at):
         end = at

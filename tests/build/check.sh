@@ -29,7 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs projection_pt install cmake pkgconfig
+    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -130,6 +130,13 @@ step_projection_pt() {
 step_docs() {
     need python3 cc
     python3 tests/build/test_docs.py && python3 tools/check_docs.py && python3 tools/docs.py --check
+}
+
+# The programs and commands of docs/tutorial.md, with what they print.
+step_tutorial() {
+    need python3 cc gcc
+    unit gcc c99 O3 || return 1
+    python3 tools/tutorial.py --check --object "$unit"
 }
 
 step_format() {

@@ -68,6 +68,8 @@ class Names(unittest.TestCase):
                    "\nvalue XD_LOW_ONE = 1\n\nfunction int xd_low_make(void)\n")
         self.write("docs/index.md", "`xd_low`, `xd_kind`, `XD_LOW_ONE`: all but one.\n")
         self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low_make is missing"])
+        self.write("docs/index.md", "- `xd_low`, `xd_kind`: as `xd_low`.\n- `xd_low_make`, `XD_LOW_ONE`, `xd_low`: twice.\n")
+        self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low has two entries"])
 
     def test_knows_the_past_from_the_table_of_renames_alone(self):
         self.assertEqual(self.found("README.md", "xd_old\n"), ["README.md:1: there is no xd_old"])

@@ -29,4 +29,5 @@ if ! ready; then
 fi
 make --no-print-directory build/demo || exit 1
 build/demo --steps 8 --heldout-bytes 2000 --out "$run" || exit 1
+PATH="$PWD/$venv/bin:$PATH" HF_HUB_OFFLINE=1 python3 tools/tutorial.py --check --object build/xdistill.o || exit 1
 "$venv/bin/python" tests/demo/check_transformers.py build/demo data/kjv_heldout.txt data/teacher "$run/student"

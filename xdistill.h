@@ -8750,7 +8750,7 @@ typedef struct xdi_span_kernels {
     /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool fast; /* gathers exact norms by exponent; for speed only */
+    bool binned; /* gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -12778,7 +12778,7 @@ static void xdi_norm_part(const void *job, int64_t k, int64_t begin, int64_t end
     const xdi_norm_job *j = (const xdi_norm_job *)job;
     const xd_norm_array *a = &j->args->arrays[k];
     /* Bins pay from a few spans on: emptying them costs as much as adding one. */
-    const bool binned = j->spans->fast && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
+    const bool binned = j->spans->binned && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
                         a->count >= 4 * XDI_SPAN;
     for (int64_t at = begin; binned && at < end; at += XDI_NORM_BLOCK)
         xdi_norm_block(j->args, j->spans, a, at, end - at < XDI_NORM_BLOCK ? end : at + XDI_NORM_BLOCK,
@@ -13142,16 +13142,16 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
 /* >>kernel/simd/internal */
 
 /* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
-XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
-XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels);
-XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
-XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
-XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels);
-XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels);
-XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
+XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
+XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
+XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
+XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
+XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
+XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
 
 /* topk.c: the entry select. */
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
+XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);
 
 /* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
 XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level);
@@ -13412,29 +13412,29 @@ typedef struct xdi_row_sum {
 
 /* rows.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
  * rows without a number. */
-XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
 /* tiles.c: the loops of the context's level. */
-XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
+XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
 /* tiles.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
-XD_PRIVATE bool xdi_fast_fits(double max, double factor);
+XD_PRIVATE bool xdi_simd_fits(double max, double factor);
 /* tiles.c: elements from one row to the next, a row from one column on, and how many elements the tile has that
  * begins at column c. */
-XD_PRIVATE int64_t xdi_fast_stride(const xd_rows *x);
-XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
-XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
+XD_PRIVATE int64_t xdi_simd_stride(const xd_rows *x);
+XD_PRIVATE xdi_simd_array xdi_simd_array_of(const xd_rows *x, int64_t row, int64_t column);
+XD_PRIVATE int64_t xdi_simd_tile_at(int64_t c, int64_t columns);
 
 /* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
-typedef struct xdi_fast_power {
+typedef struct xdi_simd_power {
     xdi_tile_power power;
     double rest;
-} xdi_fast_power;
+} xdi_simd_power;
 
 /* loss.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
-XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
+XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum);
 /* loss.c: does a gradient go past the caches, unless it is written over one of these? */
-XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
+XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher);
 
 /* >>kernel/simd/xtoken_loops */
 
@@ -13512,7 +13512,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
 }
 
 /* xtoken.c: scale exp(z / temperature - lse); false where f32 does not fit. */
-XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
+XD_PRIVATE bool xdi_simd_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
 /* rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
  * largest of the last few elements. */
@@ -15789,20 +15789,20 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     return power;
 }
 
-XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
+XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch) {
     return xdi_loops_of(launch)->tiles;
 }
 
-XD_PRIVATE bool xdi_fast_fits(double max, double factor) {
+XD_PRIVATE bool xdi_simd_fits(double max, double factor) {
     return factor > 1e-6 && factor < 1e6 && fabs(max * factor) < 65536.0;
 }
 
-XD_PRIVATE int64_t xdi_fast_stride(const xd_rows *x) {
+XD_PRIVATE int64_t xdi_simd_stride(const xd_rows *x) {
     return x->stride ? x->stride : x->cols;
 }
 
-XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column) {
-    const int64_t at = row * xdi_fast_stride(x) + column;
+XD_PRIVATE xdi_simd_array xdi_simd_array_of(const xd_rows *x, int64_t row, int64_t column) {
+    const int64_t at = row * xdi_simd_stride(x) + column;
     xdi_simd_array array;
     array.bf16 = x->dtype == XD_DTYPE_BF16;
     array.data = x->data;
@@ -15811,7 +15811,7 @@ XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t 
     return array;
 }
 
-XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns) {
+XD_PRIVATE int64_t xdi_simd_tile_at(int64_t c, int64_t columns) {
     const int64_t tile = XDI_TILE;
     return columns - c < tile ? columns - c : tile;
 }
@@ -15870,10 +15870,10 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
     tile.teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     tile.scale = 1.0 / a->temperature;
     for (int64_t c = 0; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
+        const int64_t n = xdi_simd_tile_at(c, whole);
         xd_fixed part[XD_LOSS_SUMS];
-        tile.x = xdi_fast_array(&a->student, r, c);
-        if (soft) tile.y = xdi_fast_array(&a->teacher, r, c);
+        tile.x = xdi_simd_array_of(&a->student, r, c);
+        if (soft) tile.y = xdi_simd_array_of(&a->teacher, r, c);
         if (!xdi_exact_tile_stats(level, a, &tile, n, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_BAD))
             xdi_loss_stats_columns(a, r, c, c + n, ref, sums);
@@ -15896,10 +15896,10 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
     memset(&tile, 0, sizeof tile);
     tile.scale = 1.0 / a->temperature;
     for (int64_t c = 0; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
+        const int64_t n = xdi_simd_tile_at(c, whole);
         xd_fixed part[XD_LOSS_MIXTURES];
-        tile.x = xdi_fast_array(&a->student, r, c);
-        tile.y = xdi_fast_array(&a->teacher, r, c);
+        tile.x = xdi_simd_array_of(&a->student, r, c);
+        tile.y = xdi_simd_array_of(&a->teacher, r, c);
         if (!level->mixture(&tile, n, a->row + r, a->beta, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_MIXTURES))
             xdi_loss_mixture_columns(a, r, c, c + n, sums);
@@ -15920,8 +15920,8 @@ static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int
     const xdi_exact_level *level = (const xdi_exact_level *)state;
     const int64_t whole = end - (end - begin) % level->lanes;
     for (int64_t c = begin; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
-        const xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+        const int64_t n = xdi_simd_tile_at(c, whole);
+        const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, c);
         xd_fixed part[XD_TOPK_SUMS];
         memset(part, 0, sizeof part);
         if (!level->moments(x, n, a->maxima[r], 1.0 / a->temperature, &part[XD_TOPK_OUTSIDE],
@@ -15947,21 +15947,21 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
 #include <string.h>
 
 /* How far a maximum may lie above the integer, in powers of two. */
-#define XDI_FAST_ROOM 60.0
+#define XDI_SIMD_ROOM 60.0
 
-static xd_rows xdi_fast_one_row(xd_rows x, int64_t row) {
-    x.data = xdi_fast_array(&x, row, 0).data;
-    x.stride = xdi_fast_stride(&x);
+static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {
+    x.data = xdi_simd_array_of(&x, row, 0).data;
+    x.stride = xdi_simd_stride(&x);
     x.rows = 1;
     return x;
 }
 
 /* The arguments as they would be with this row alone. */
-static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
+static xd_loss_args xdi_simd_row_args(const xd_loss_args *a, int64_t r) {
     xd_loss_args one = *a;
-    one.student = xdi_fast_one_row(a->student, r);
-    one.teacher = xdi_fast_one_row(a->teacher, r);
-    one.gradient = xdi_fast_one_row(a->gradient, r);
+    one.student = xdi_simd_one_row(a->student, r);
+    one.teacher = xdi_simd_one_row(a->teacher, r);
+    one.gradient = xdi_simd_one_row(a->gradient, r);
     one.row_scale = a->row_scale + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
@@ -15971,7 +15971,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     return one;
 }
 
-static bool xdi_fast_dtypes(const xd_loss_args *a) {
+static bool xdi_simd_dtypes(const xd_loss_args *a) {
     const bool teacher =
         !a->teacher.data || a->teacher.dtype == XD_DTYPE_F32 || a->teacher.dtype == XD_DTYPE_BF16;
     const bool gradient =
@@ -15982,33 +15982,33 @@ static bool xdi_fast_dtypes(const xd_loss_args *a) {
 /* ---- references and sums ---- */
 
 /* One exponential's sum over a row, as far as it has come. */
-typedef struct xdi_fast_sum {
+typedef struct xdi_simd_sum {
     double factor;
     xdi_tile_power power;
     double sum;
     float max;
     int64_t tile; /* where max came first */
-} xdi_fast_sum;
+} xdi_simd_sum;
 
 /* False when the row begins with what f32 does not fit. */
-static bool xdi_fast_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
-                           xdi_fast_sum *sum) {
+static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
+                           xdi_simd_sum *sum) {
     float guess = tiles->max(x, columns < 256 ? columns : 256);
     if (guess == -INFINITY) guess = tiles->max(x, columns);
     const double whole = rint((double)guess * factor);
     memset(sum, 0, sizeof *sum);
     sum->factor = factor;
     sum->max = -INFINITY;
-    if (!xdi_fast_fits((double)guess, factor)) return false;
+    if (!xdi_simd_fits((double)guess, factor)) return false;
     sum->power = xdi_tile_power_of(factor, whole);
     return true;
 }
 
 /* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
-static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
+static bool xdi_simd_raise(xdi_simd_sum *sum, float max, double *raise) {
     const double exponent = (double)max * sum->factor;
     *raise = 0.0;
-    if (!(exponent > (double)sum->power.whole + XDI_FAST_ROOM) || !xdi_fast_fits((double)max, sum->factor))
+    if (!(exponent > (double)sum->power.whole + XDI_SIMD_ROOM) || !xdi_simd_fits((double)max, sum->factor))
         return false;
     const double whole = rint(exponent);
     *raise = whole - (double)sum->power.whole;
@@ -16017,41 +16017,41 @@ static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
     return true;
 }
 
-static void xdi_fast_take_max(xdi_fast_sum *sum, float max, int64_t tile) {
+static void xdi_simd_take_max(xdi_simd_sum *sum, float max, int64_t tile) {
     if (!(max > sum->max)) return;
     sum->max = max;
     sum->tile = tile;
 }
 
-static void xdi_fast_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
-                              xdi_fast_sum *sum) {
+static void xdi_simd_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
+                              xdi_simd_sum *sum) {
     float max;
     double raise, part = tiles->sum(x, n, sum->power, NULL, &max);
-    if (xdi_fast_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
+    if (xdi_simd_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
     sum->sum += part;
-    xdi_fast_take_max(sum, max, tile);
+    xdi_simd_take_max(sum, max, tile);
 }
 
 /* log2 of a unit of the sum relative to e^(a reference / temperature). */
-static double xdi_fast_shift(const xdi_fast_sum *sum, double reference) {
+static double xdi_simd_shift(const xdi_simd_sum *sum, double reference) {
     return (double)sum->power.whole - reference * (double)sum->power.factor;
 }
 
-static double xdi_fast_relative(const xdi_fast_sum *sum) {
-    return sum->sum * exp2(xdi_fast_shift(sum, (double)sum->max));
+static double xdi_simd_relative(const xdi_simd_sum *sum) {
+    return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
 /* All that one row of one shard adds up to. */
-typedef struct xdi_fast_row {
-    xdi_fast_sum hard, student, teacher; /* student, teacher: at the temperature */
+typedef struct xdi_simd_row {
+    xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
     double cross;                        /* as xdi_tile_pair has it */
     double linear, linear_reference;
     bool careful, infinite;
-} xdi_fast_row;
+} xdi_simd_row;
 
 /* The pair of a tile; when an integer was too small, again. */
-static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
-                              xdi_fast_sum *own, xdi_fast_sum *other, xdi_fast_row *row) {
+static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
+                              xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
     for (;;) {
         double own_raise, other_raise;
         const double own_sum = own->sum;
@@ -16059,8 +16059,8 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
         pair->q = other->power;
         pair->careful = row->careful;
         tiles->pair(pair, n);
-        const bool raised = xdi_fast_raise(own, pair->own_max, &own_raise);
-        const bool again = xdi_fast_raise(other, pair->other_max, &other_raise) || raised;
+        const bool raised = xdi_simd_raise(own, pair->own_max, &own_raise);
+        const bool again = xdi_simd_raise(other, pair->other_max, &other_raise) || raised;
         row->cross =
             exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
         if (!again && (row->careful || isfinite(pair->cross))) break;
@@ -16070,75 +16070,75 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     other->sum += pair->other;
     row->cross += pair->cross;
     row->infinite = row->infinite || pair->infinite;
-    xdi_fast_take_max(own, pair->own_max, tile);
-    xdi_fast_take_max(other, pair->other_max, tile);
+    xdi_simd_take_max(own, pair->own_max, tile);
+    xdi_simd_take_max(other, pair->other_max, tile);
 }
 
 /* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
  * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
  * integers that held then. */
-enum { XDI_FAST_KEPT = 32 };
-typedef char xdi_fast_kept_fits[XDI_FAST_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
+enum { XDI_SIMD_KEPT = 32 };
+typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
-typedef struct xdi_fast_kept {
+typedef struct xdi_simd_kept {
     int64_t begin; /* the first column of them */
     float *powers; /* [tiles kept, teacher and student, XDI_TILE] */
-    float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
-} xdi_fast_kept;
+    float teacher_whole[XDI_SIMD_KEPT], student_whole[XDI_SIMD_KEPT];
+} xdi_simd_kept;
 
 /* Which of the kept tiles begins at column c. */
-static int64_t xdi_fast_kept_tile(const xdi_fast_kept *kept, int64_t c) {
+static int64_t xdi_simd_kept_tile(const xdi_simd_kept *kept, int64_t c) {
     return (c - kept->begin) / XDI_TILE;
 }
 
 /* The teacher's powers of a kept tile, the student's behind them. */
-static float *xdi_fast_kept_powers(const xdi_fast_kept *kept, int64_t tile) {
+static float *xdi_simd_kept_powers(const xdi_simd_kept *kept, int64_t tile) {
     return kept->powers + tile * 2 * XDI_TILE;
 }
 
-static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, xdi_fast_kept *kept, xdi_fast_row *row) {
+static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
+                          bool soft, xdi_simd_kept *kept, xdi_simd_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
     memset(&pair, 0, sizeof pair);
     memset(row, 0, sizeof *row);
-    const xdi_simd_array x = xdi_fast_array(&a->student, 0, 0), y = xdi_fast_array(&a->teacher, 0, 0);
-    if (hard && !xdi_fast_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
-    if (soft && !xdi_fast_begin(tiles, x, columns, factor, &row->student)) return false;
-    if (soft && !xdi_fast_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    const xdi_simd_array x = xdi_simd_array_of(&a->student, 0, 0), y = xdi_simd_array_of(&a->teacher, 0, 0);
+    if (hard && !xdi_simd_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
+    if (soft && !xdi_simd_begin(tiles, x, columns, factor, &row->student)) return false;
+    if (soft && !xdi_simd_begin(tiles, y, columns, factor, &row->teacher)) return false;
     row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
     pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, columns);
-        const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
-                             teacher = xdi_fast_array(&a->teacher, 0, c);
+        const int64_t n = xdi_simd_tile_at(c, columns);
+        const xdi_simd_array student = xdi_simd_array_of(&a->student, 0, c),
+                             teacher = xdi_simd_array_of(&a->teacher, 0, c);
         const bool keeps = kept && c >= kept->begin;
-        if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
+        if (hard) xdi_simd_add_tile(tiles, student, n, c, &row->hard);
         if (hard && a->uniform_weight != 0.0)
             row->linear += tiles->linear(student, n, (float)row->linear_reference);
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
-            if (keeps) pair.kept = xdi_fast_kept_powers(kept, xdi_fast_kept_tile(kept, c));
-            xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
+            if (keeps) pair.kept = xdi_simd_kept_powers(kept, xdi_simd_kept_tile(kept, c));
+            xdi_simd_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
-            xdi_fast_add_tile(tiles, student, n, c, &row->student);
-            xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
+            xdi_simd_add_tile(tiles, student, n, c, &row->student);
+            xdi_simd_add_tile(tiles, teacher, n, c, &row->teacher);
         }
         if (!keeps) continue;
-        kept->student_whole[xdi_fast_kept_tile(kept, c)] = row->student.power.whole;
-        kept->teacher_whole[xdi_fast_kept_tile(kept, c)] = row->teacher.power.whole;
+        kept->student_whole[xdi_simd_kept_tile(kept, c)] = row->student.power.whole;
+        kept->teacher_whole[xdi_simd_kept_tile(kept, c)] = row->teacher.power.whole;
     }
     return true;
 }
 
 /* CROSS of kernel/loss.h from the tiles' sum. */
-static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, const double *ref) {
-    const double student = xdi_fast_shift(&row->student, ref[XD_LOSS_MAX]);
-    const double teacher = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
-    const double at_arg = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
+static double xdi_simd_cross(const xd_loss_args *a, const xdi_simd_row *row, const double *ref) {
+    const double student = xdi_simd_shift(&row->student, ref[XD_LOSS_MAX]);
+    const double teacher = xdi_simd_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
+    const double at_arg = xdi_simd_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
     switch (a->divergence) {
     case XD_KL_FORWARD:
         return XDI_TILE_LN2 * exp2(teacher) * (row->cross + row->teacher.sum * (teacher - student));
@@ -16150,11 +16150,11 @@ static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, con
 }
 
 /* The lowest column of the tile that has the value. */
-static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
     const int64_t block = 64;
     for (;; begin += block) {
         const int64_t n = x->cols - begin < block ? x->cols - begin : block;
-        if (!(tiles->max(xdi_fast_array(x, 0, begin), n) < value)) break;
+        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
     }
     while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
     return begin;
@@ -16162,7 +16162,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
 
 /* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
  * the plain kernels; no reference and no sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
+static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_simd_kept *kept, double *ref,
                               double *sums) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool hard_loss = xdi_loss_has_hard(a);
@@ -16171,24 +16171,24 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
         soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
-    xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
+    xdi_simd_row row;
+    if (columns == 0 || !xdi_simd_dtypes(a) || !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
-    const xdi_fast_sum *student = soft ? &row.student : &row.hard;
-    if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
-    if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
-    const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
+    const xdi_simd_sum *student = soft ? &row.student : &row.hard;
+    if (!xdi_simd_fits((double)student->max, student->factor) || row.infinite) return false;
+    if (soft && !xdi_simd_fits((double)row.teacher.max, row.teacher.factor)) return false;
+    const int64_t arg = xdi_simd_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
     reference[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
     if (soft) {
         reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
         reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
-        sum[XD_LOSS_SOFT] = xdi_fast_relative(&row.student);
-        sum[XD_LOSS_TEACHER] = xdi_fast_relative(&row.teacher);
-        sum[XD_LOSS_CROSS] = xdi_fast_cross(a, &row, reference);
+        sum[XD_LOSS_SOFT] = xdi_simd_relative(&row.student);
+        sum[XD_LOSS_TEACHER] = xdi_simd_relative(&row.teacher);
+        sum[XD_LOSS_CROSS] = xdi_simd_cross(a, &row, reference);
     }
-    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_fast_relative(&row.hard) : sum[XD_LOSS_SOFT];
+    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_simd_relative(&row.hard) : sum[XD_LOSS_SOFT];
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
@@ -16203,10 +16203,10 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
 }
 
 /* Whether the powers were kept. */
-static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+static bool xdi_simd_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
                                        const xd_loss_kernels *plain, const xd_loss_args *one,
-                                       xdi_fast_kept *kept) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
+                                       xdi_simd_kept *kept) {
+    if (one->row_scale[0] != 0.0 && xdi_simd_partials(tiles, one, kept, one->references, (double *)one->sums))
         return kept != NULL;
     plain->references(launch, one);
     plain->stats(launch, one);
@@ -16215,12 +16215,12 @@ static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles 
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
  * numbers, or all -infinity. */
-static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
+static bool xdi_simd_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
                              int64_t *column) {
     float largest = -INFINITY;
     int64_t tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const float here = tiles->max(xdi_fast_array(x, 0, c), xdi_fast_tile_at(c, columns));
+        const float here = tiles->max(xdi_simd_array_of(x, 0, c), xdi_simd_tile_at(c, columns));
         if (!(here < INFINITY)) return false;
         if (!(here > largest)) continue;
         largest = here;
@@ -16228,25 +16228,25 @@ static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t c
     }
     if (largest == -INFINITY) return false;
     *max = (double)largest;
-    *column = xdi_fast_find(tiles, x, tile, largest);
+    *column = xdi_simd_find(tiles, x, tile, largest);
     return true;
 }
 
-static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+static void xdi_simd_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
                                           int64_t end, int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
         double max, teacher_max = 0.0;
         int64_t arg, teacher_arg;
-        if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
-            !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
-            (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
+        if (one.row_scale[0] == 0.0 || !xdi_simd_dtypes(a) ||
+            !xdi_simd_row_max(tiles, &one.student, columns, &max, &arg) ||
+            (soft && !xdi_simd_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
             plain->references(launch, &one);
             continue;
         }
@@ -16257,21 +16257,21 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
     }
 }
 
-static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_references_rows, a);
+static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_references_rows, a);
 }
 
 /* The references are this shard's own: what the sweep finds by itself. */
-static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_simd_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -16279,41 +16279,41 @@ static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, 
     }
 }
 
-static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+static xd_result xdi_simd_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (a->fixed) return xdi_exact_stats(launch, a);
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_stats_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_stats_rows, a);
 }
 
 /* ---- Jensen-Shannon divergence ---- */
 
-XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum) {
     const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
-    xdi_fast_power p;
+    xdi_simd_power p;
     p.power = xdi_tile_power_of(factor, rint(log2_all));
     p.rest = log2_all - rint(log2_all);
     return p;
 }
 
-static xdi_fast_power xdi_fast_student(const xd_loss_args *a, const xd_loss_row *row) {
-    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
+static xdi_simd_power xdi_simd_student(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
 }
 
-static xdi_fast_power xdi_fast_teacher(const xd_loss_args *a, const xd_loss_row *row) {
-    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+static xdi_simd_power xdi_simd_teacher(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
 }
 
 /* Is the row within what the vectors take? */
-static bool xdi_fast_accepts(const xd_loss_args *a, const xd_loss_row *row) {
+static bool xdi_simd_accepts(const xd_loss_args *a, const xd_loss_row *row) {
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool mixed = a->teacher.data && a->divergence == XD_JSD;
     if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
-    if (!xdi_fast_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
-    return xdi_fast_fits(row->max, factor) && xdi_fast_fits(row->max, XDI_TILE_LOG2E) &&
-           xdi_fast_fits(row->teacher_max, factor);
+    if (!xdi_simd_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
+    return xdi_simd_fits(row->max, factor) && xdi_simd_fits(row->max, XDI_TILE_LOG2E) &&
+           xdi_simd_fits(row->teacher_max, factor);
 }
 
-static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_power *student,
-                                         const xdi_fast_power *teacher, double top) {
+static xdi_tile_mixture xdi_simd_mixture(const xd_loss_args *a, const xdi_simd_power *student,
+                                         const xdi_simd_power *teacher, double top) {
     xdi_tile_mixture m;
     m.p = student->power;
     m.q = teacher->power;
@@ -16325,15 +16325,15 @@ static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_p
     return m;
 }
 
-static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+static void xdi_simd_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                                  double *sums) {
-    const xdi_fast_power student = xdi_fast_student(a, a->row), teacher = xdi_fast_teacher(a, a->row);
-    const xdi_tile_mixture m = xdi_fast_mixture(a, &student, &teacher, a->row->top);
+    const xdi_simd_power student = xdi_simd_student(a, a->row), teacher = xdi_simd_teacher(a, a->row);
+    const xdi_tile_mixture m = xdi_simd_mixture(a, &student, &teacher, a->row->top);
     double p_sum = 0.0, q_sum = 0.0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         double p, q;
-        tiles->mixture(xdi_fast_array(&a->student, 0, c), xdi_fast_array(&a->teacher, 0, c), &m,
-                       xdi_fast_tile_at(c, columns), &p, &q);
+        tiles->mixture(xdi_simd_array_of(&a->student, 0, c), xdi_simd_array_of(&a->teacher, 0, c), &m,
+                       xdi_simd_tile_at(c, columns), &p, &q);
         p_sum += p;
         q_sum += q;
     }
@@ -16341,38 +16341,38 @@ static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, 
     sums[XD_LOSS_TEACHER_MIXTURE] = XDI_TILE_LN2 * exp2(-teacher.rest) * q_sum;
 }
 
-static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
+static void xdi_simd_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
     const int64_t columns = one->vocab.end - one->vocab.begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
-    if (counts && xdi_fast_accepts(one, one->row))
-        xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
+    if (counts && xdi_simd_accepts(one, one->row))
+        xdi_simd_mixture_row(tiles, one, columns, (double *)one->mixtures);
     else
         plain->mixture(launch, one);
 }
 
-static void xdi_fast_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_mixture(launch, tiles, plain, &one);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
+        xdi_simd_loss_row_mixture(launch, tiles, plain, &one);
     }
 }
 
-static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+static xd_result xdi_simd_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     if (a->fixed) return xdi_exact_mixtures(launch, a);
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_mixture_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_mixture_rows, a);
 }
 
 /* ---- gradient ---- */
 
-static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
+static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
     const xd_loss_row *row = a->row;
-    const xdi_fast_power student = xdi_fast_student(a, row), teacher = xdi_fast_teacher(a, row);
+    const xdi_simd_power student = xdi_simd_student(a, row), teacher = xdi_simd_teacher(a, row);
     const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
     g->p = student.power;
     g->q = teacher.power;
@@ -16385,7 +16385,7 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
         return XDI_TILE_REVERSE;
     case XD_JSD:
         g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
-        g->mixture = xdi_fast_mixture(a, &student, &teacher, row->top + row->mean);
+        g->mixture = xdi_simd_mixture(a, &student, &teacher, row->top + row->mean);
         return XDI_TILE_MIXTURE;
     default: g->teacher_scale = (float)(weight * exp2(-teacher.rest)); return XDI_TILE_FORWARD;
     }
@@ -16393,39 +16393,39 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
 
 /* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
  * reading what it overwrites. In place, that was read already. */
-#define XDI_FAST_STREAMED ((int64_t)8 << 20)
+#define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
-XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher) {
+XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
     const int64_t size = (int64_t)xd_dtype_size(gradient->dtype);
     if (gradient->data == student || gradient->data == teacher) return false;
-    return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
+    return gradient->rows * xdi_simd_stride(gradient) * size > XDI_SIMD_STREAMED;
 }
 
 /* How a row's gradient goes through memory. */
-typedef struct xdi_fast_path {
+typedef struct xdi_simd_path {
     bool streamed; /* past the caches */
     bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
-} xdi_fast_path;
+} xdi_simd_path;
 
 /* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
  * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
-static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
+static void xdi_simd_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
     if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
-    g->ahead[0] = (const char *)xdi_fast_array(&a->student, 1, c / 4).data;
-    g->ahead[1] = (const char *)xdi_fast_array(&a->teacher, 1, c / 4).data;
+    g->ahead[0] = (const char *)xdi_simd_array_of(&a->student, 1, c / 4).data;
+    g->ahead[1] = (const char *)xdi_simd_array_of(&a->teacher, 1, c / 4).data;
 }
 
-static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                                  xdi_fast_path path) {
+static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                  xdi_simd_path path) {
     const bool hard = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
     xdi_tile_gradient g;
     xdi_tile_soft kind = XDI_TILE_NONE;
     memset(&g, 0, sizeof g);
-    if (soft) kind = xdi_fast_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
+    if (soft) kind = xdi_simd_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
     if (hard) {
-        const xdi_fast_power p = xdi_fast_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
+        const xdi_simd_power p = xdi_simd_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
         g.h = p.power;
         g.hard_scale = (float)(hard_scale * exp2(-p.rest));
         g.uniform = (float)(hard_scale * a->uniform_weight);
@@ -16433,43 +16433,43 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         if (!g.hard) g.soft_scale += g.hard_scale; /* the same power */
     }
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->student, 0, c);
-        g.y = xdi_fast_array(&a->teacher, 0, c);
-        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.x = xdi_simd_array_of(&a->student, 0, c);
+        g.y = xdi_simd_array_of(&a->teacher, 0, c);
+        g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        if (path.followed) xdi_fast_ask_ahead(a, c, &g);
-        tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+        if (path.followed) xdi_simd_ask_ahead(a, c, &g);
+        tiles->gradient(&g, kind, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
-static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                              const xdi_fast_kept *kept, bool streamed) {
+static void xdi_simd_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                              const xdi_simd_kept *kept, bool streamed) {
     const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
     const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
+    const xdi_simd_power p = xdi_simd_student(a, a->row), q = xdi_simd_teacher(a, a->row);
     const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
     xdi_tile_kept g;
     for (int64_t c = kept->begin; c < columns; c += XDI_TILE) {
-        const int64_t tile = xdi_fast_kept_tile(kept, c);
-        g.q = xdi_fast_kept_powers(kept, tile);
+        const int64_t tile = xdi_simd_kept_tile(kept, c);
+        g.q = xdi_simd_kept_powers(kept, tile);
         g.p = g.q + XDI_TILE;
         g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
         g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
-        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->kept(&g, xdi_fast_tile_at(c, columns));
+        tiles->kept(&g, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
-typedef struct xdi_fast_column {
+typedef struct xdi_simd_column {
     int64_t at; /* -1: not on this shard */
     double x, y;
-} xdi_fast_column;
+} xdi_simd_column;
 
-static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
-    xdi_fast_column column = { -1, 0.0, 0.0 };
+static xdi_simd_column xdi_simd_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
+    xdi_simd_column column = { -1, 0.0, 0.0 };
     if (at < 0 || at >= columns) return column;
     column.at = at;
     column.x = xdi_loss_load(&a->student, 0, at);
@@ -16477,20 +16477,20 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
     return column;
 }
 
-static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
+static void xdi_simd_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
                                    const xd_loss_kernels *plain, const xd_loss_args *one,
-                                   const xdi_fast_kept *kept, xdi_fast_path path) {
+                                   const xdi_simd_kept *kept, xdi_simd_path path) {
     const int64_t begin = one->vocab.begin, columns = one->vocab.end - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
-    xdi_fast_column exact[2];
-    if (!counts || !xdi_fast_accepts(one, one->row)) {
+    xdi_simd_column exact[2];
+    if (!counts || !xdi_simd_accepts(one, one->row)) {
         plain->grad(launch, one);
         return;
     }
-    exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
-    exact[1] = xdi_fast_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
-    if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
+    exact[0] = xdi_simd_column_of(one, (int64_t)one->row->argmax - begin, columns);
+    exact[1] = xdi_simd_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
+    xdi_simd_gradient_row(tiles, one, kept ? kept->begin : columns, path);
+    if (kept) xdi_simd_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -16498,29 +16498,29 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
 }
 
-static void xdi_fast_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
+    const xdi_simd_path path = { xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data), false };
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, plain, &one, NULL, path);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
+        xdi_simd_loss_row_grad(launch, tiles, plain, &one, NULL, path);
     }
     tiles->fence();
 }
 
-static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_grad_rows, a);
+static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_grad_rows, a);
 }
 
 /* ---- all of it, row by row ---- */
 
 /* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
  * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
-static bool xdi_fast_keeps(const xd_loss_args *a) {
+static bool xdi_simd_keeps(const xd_loss_args *a) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
@@ -16530,70 +16530,70 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
 }
 
 /* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
-static void xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
+static void xdi_simd_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
     const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
-    const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
+    const int64_t most = XDI_SIMD_KEPT, count = tiles < most ? tiles : most;
     *begin = (tiles - count) * XDI_TILE;
     *powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
 }
 
-static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
-                               xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
+static void xdi_simd_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
+                               xd_loss_args *one, xdi_simd_kept *kept, xdi_simd_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
+    const bool is_kept = xdi_simd_loss_row_partials(launch, tiles, plain, one, kept);
     if (one->vocab.shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
     plain->combine(launch, one);
     if (mixed) {
-        xdi_fast_loss_row_mixture(launch, tiles, plain, one);
+        xdi_simd_loss_row_mixture(launch, tiles, plain, one);
         plain->mixture_combine(launch, one);
     }
-    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
+    if (one->gradient.data) xdi_simd_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
 }
 
 /* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
-typedef struct xdi_fast_fused {
+typedef struct xdi_simd_fused {
     const xd_loss_args *a;
     float *powers;
     int64_t begin; /* the first column of them */
     bool streamed;
-} xdi_fast_fused;
+} xdi_simd_fused;
 
-static void xdi_fast_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                  int slot) {
-    const xdi_fast_fused *f = (const xdi_fast_fused *)args;
+    const xdi_simd_fused *f = (const xdi_simd_fused *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    xdi_fast_path path = { f->streamed, false };
-    xdi_fast_kept kept;
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
+    xdi_simd_path path = { f->streamed, false };
+    xdi_simd_kept kept;
     kept.begin = f->begin;
     kept.powers = slot > 0 ? (float *)xdi_parallel_scratch(launch->ctx, slot) : f->powers;
     for (int64_t r = begin; r < end; r++) {
-        xd_loss_args one = xdi_fast_row_args(f->a, r);
+        xd_loss_args one = xdi_simd_row_args(f->a, r);
         path.followed = r + 1 < end;
-        xdi_fast_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
+        xdi_simd_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
     }
     tiles->fence();
 }
 
-static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    xdi_fast_fused f = { a, NULL, 0, xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data) };
-    if (xdi_fast_keeps(a)) xdi_fast_keep(launch->ctx, a, &f.powers, &f.begin);
+static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_simd_fused f = { a, NULL, 0, xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data) };
+    if (xdi_simd_keeps(a)) xdi_simd_keep(launch->ctx, a, &f.powers, &f.begin);
     const xd_result result =
-        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_fused_piece, &f);
+        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_fused_piece, &f);
     xdi_scratch_give(launch->ctx, f.powers);
     return result;
 }
 
 /* The loss entries that vectors do better. */
-XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
-    kernels->references = xdi_fast_loss_references;
-    kernels->stats = xdi_fast_loss_stats;
-    kernels->mixture = xdi_fast_loss_mixture;
-    kernels->grad = xdi_fast_loss_grad;
-    kernels->fused = xdi_fast_loss_fused;
+XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels) {
+    kernels->references = xdi_simd_loss_references;
+    kernels->stats = xdi_simd_loss_stats;
+    kernels->mixture = xdi_simd_loss_mixture;
+    kernels->grad = xdi_simd_loss_grad;
+    kernels->fused = xdi_simd_loss_fused;
 }
 
 /* >>kernel/simd/topk.c */
@@ -16603,35 +16603,35 @@ XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
 #include <math.h>
 #include <string.h>
 
-static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->vocab.end - a->vocab.begin;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double max = 0.0;
-        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
+        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_simd_array_of(&a->logits, r, 0), columns);
         a->maxima[r] = max == INFINITY ? NAN : max;
     }
 }
 
-static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_maxima_rows,
+static xd_result xdi_simd_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_maxima_rows,
                            a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
 
 /* A row's integer, and how far it is from the reference, in powers of two. */
-typedef struct xdi_fast_outside {
+typedef struct xdi_simd_outside {
     xdi_tile_power power;
     double shift;
-} xdi_fast_outside;
+} xdi_simd_outside;
 
-static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
+static xdi_simd_outside xdi_simd_outside_of(double max, double temperature) {
     const double factor = XDI_TILE_LOG2E / temperature, whole = rint(max * factor);
-    xdi_fast_outside o;
+    xdi_simd_outside o;
     o.power = xdi_tile_power_of(factor, whole);
     o.shift = whole - max * (double)o.power.factor;
     return o;
@@ -16639,10 +16639,10 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
 
 /* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
  * passed. */
-static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
+static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
-    xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+    xdi_simd_array x = xdi_simd_array_of(&a->logits, r, c);
     if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
     x.data = copy;
@@ -16657,20 +16657,20 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
 }
 
 /* False for rows of the plain kernel; nothing is then written but the order. */
-static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
+static bool xdi_simd_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
     double sum = 0.0, moment = 0.0;
     int64_t next = 0;
-    if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
-    const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
+    if (!a->outside || !xdi_simd_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
+    const xdi_simd_outside o = xdi_simd_outside_of(a->maxima[r], a->temperature);
     const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, order);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, columns);
+        const int64_t n = xdi_simd_tile_at(c, columns);
         double tile_moment;
-        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, order, inside, &next, copy);
+        const xdi_simd_array x = xdi_simd_hide_ids(a, r, c, n, order, inside, &next, copy);
         sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
         moment += tile_moment;
     }
@@ -16686,10 +16686,10 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
 }
 
 /* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
-static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
+static xd_topk_args xdi_simd_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
     one.order = a->order + slot * a->k;
-    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
     one.logits.rows = 1;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
@@ -16699,33 +16699,33 @@ static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot
     return one;
 }
 
-static bool xdi_fast_topk_dtype(const xd_rows *x) {
+static bool xdi_simd_topk_dtype(const xd_rows *x) {
     return x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
-static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     for (int64_t r = begin; r < end; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
-        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
-        const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+        if (a->row_scale[r] != 0.0 && xdi_simd_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
+        const xd_topk_args one = xdi_simd_topk_row(a, r, slot);
         plain->stats(launch, &one);
     }
 }
 
-static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
+static xd_result xdi_simd_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_simd_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_stats_rows,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_stats_rows,
                            a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
+static void xdi_simd_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_topk_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature;
@@ -16737,36 +16737,36 @@ static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args 
     g.soft_scale = (float)(share * (row->outside - row->entropy * rest * XDI_TILE_LN2));
     g.teacher_scale = (float)(share * row->entropy * XDI_TILE_LN2);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->logits, r, c);
-        g.out = xdi_fast_array(&a->gradient, r, c);
-        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_fast_tile_at(c, columns));
+        g.x = xdi_simd_array_of(&a->logits, r, c);
+        g.out = xdi_simd_array_of(&a->gradient, r, c);
+        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_simd_tile_at(c, columns));
     }
 }
 
-static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
-    const xdi_simd_array from = xdi_fast_array(x, row, begin);
+static void xdi_simd_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
+    const xdi_simd_array from = xdi_simd_array_of(x, row, begin);
     if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
 }
 
-static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
+static void xdi_simd_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     const double scale = a->weight * a->row_scale[r] / a->temperature;
     const bool dense = row->outside != 0.0 || row->entropy != 0.0;
-    if (dense) xdi_fast_topk_outside(tiles, a, r, scale);
-    xdi_fast_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
+    if (dense) xdi_simd_topk_outside(tiles, a, r, scale);
+    xdi_simd_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
     for (int64_t j = 0; j < a->k; j++)
         if (ids[j] >= begin && ids[j] < begin + columns)
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
 /* The arguments as they would be with this row alone. */
-static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
+static xd_topk_kl_args xdi_simd_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
     xd_topk_kl_args one = *a;
-    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
     one.logits.rows = 1;
-    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.gradient.data = xdi_simd_array_of(&a->gradient, r, 0).data;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
     one.slots = a->slots + r * a->k;
@@ -16774,30 +16774,30 @@ static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r)
     return one;
 }
 
-static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
         if (!counts) {
-            xdi_fast_zero(&a->gradient, r, 0, a->gradient.cols);
-        } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
-            xdi_fast_topk_grad_row(tiles, a, r);
+            xdi_simd_zero(&a->gradient, r, 0, a->gradient.cols);
+        } else if (xdi_simd_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
+            xdi_simd_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_kl_args one = xdi_fast_topk_kl_row(a, r);
+            const xd_topk_kl_args one = xdi_simd_topk_kl_row(a, r);
             plain->grad(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
-    if (!xdi_fast_topk_dtype(&a->logits) || !xdi_fast_topk_dtype(&a->gradient))
+static xd_result xdi_simd_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    if (!xdi_simd_topk_dtype(&a->logits) || !xdi_simd_topk_dtype(&a->gradient))
         return xd_topk_kernels_cpu()->grad(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_grad_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -16812,7 +16812,7 @@ static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int6
     for (int64_t begin = 0; begin < a->columns; begin += XDI_SELECT_BLOCK) {
         const int64_t left = a->columns - begin, block = XDI_SELECT_BLOCK,
                       count = left < block ? left : block;
-        const double max = (double)tiles->max(xdi_fast_array(&a->logits, r, begin), count);
+        const double max = (double)tiles->max(xdi_simd_array_of(&a->logits, r, begin), count);
         if (n == a->k && max <= values[n - 1]) continue; /* not when there is a NaN */
         for (int64_t c = begin; c < begin + count; c++) {
             double value = xdi_loss_load(&a->logits, r, c);
@@ -16850,7 +16850,7 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
     int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
     const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
@@ -16931,7 +16931,7 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 /* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
     double *values = a->values + r * a->k;
     int64_t *ids = a->ids + r * a->k, n = 0;
     for (int attempt = 0; attempt < 2 && n < a->k; attempt++) {
@@ -16954,10 +16954,10 @@ typedef struct xdi_select_job {
     int64_t room;
 } xdi_select_job;
 
-static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                   int slot) {
     const xdi_select_job *job = (const xdi_select_job *)args;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     xdi_select_scratch s;
     void *memory = job->memory && slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : job->memory;
     s.room = job->room;
@@ -16973,7 +16973,7 @@ static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int
     }
 }
 
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a) {
     xdi_select_job job = { a, NULL, 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32 };
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_topk_kernels_cpu()->select(launch, a);
@@ -16983,18 +16983,18 @@ XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_ar
     /* Where the threads have no room for as many candidates, all rows are one piece. */
     const xd_result result =
         bytes <= XDI_POOL_SCRATCH
-            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_fast_select_piece, &job)
-            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_fast_select_piece, &job);
+            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_simd_select_piece, &job)
+            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_simd_select_piece, &job);
     xdi_scratch_give(launch->ctx, job.memory);
     return result;
 }
 
 /* The top-k entries that vectors do better. */
-XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels) {
-    kernels->maxima = xdi_fast_topk_maxima;
-    kernels->stats = xdi_fast_topk_stats;
-    kernels->grad = xdi_fast_topk_grad;
-    kernels->select = xdi_fast_select;
+XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels) {
+    kernels->maxima = xdi_simd_topk_maxima;
+    kernels->stats = xdi_simd_topk_stats;
+    kernels->grad = xdi_simd_topk_grad;
+    kernels->select = xdi_simd_select;
 }
 
 /* >>kernel/simd/mft.c */
@@ -17008,14 +17008,14 @@ XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels) {
 
 /* ---- minimal fine-tuning ---- */
 
-static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
+static void xdi_mft_simd_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
     const xd_loss_row *row = a->row + r;
-    const xdi_fast_power q =
-        xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+    const xdi_simd_power q =
+        xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
     xdi_mft_tile tile;
-    tile.x = xdi_fast_array(&a->student, r, 0);
-    tile.y = xdi_fast_array(&a->teacher, r, 0);
-    tile.out = xdi_fast_array(&a->terms, r, 0);
+    tile.x = xdi_simd_array_of(&a->student, r, 0);
+    tile.y = xdi_simd_array_of(&a->teacher, r, 0);
+    tile.out = xdi_simd_array_of(&a->terms, r, 0);
     tile.power = q.power;
     tile.q_scale = (float)((1.0 - row->mean) * exp2(-q.rest));
     tile.weight = (float)a->weight;
@@ -17026,13 +17026,13 @@ static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a,
     level->terms(&tile, columns);
 }
 
-static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, int64_t r, int64_t columns,
+static void xdi_mft_simd_gradient(const xdi_tiles *tiles, const xd_mft_args *a, int64_t r, int64_t columns,
                                   bool streamed) {
     const xd_loss_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature,
                  weight = a->row_scale[r] * a->weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_normalised(factor, row->max, row->soft_log);
-    const xdi_fast_power q = xdi_fast_normalised(factor, row->teacher_max, row->teacher_log);
+    const xdi_simd_power p = xdi_simd_normalised(factor, row->max, row->soft_log);
+    const xdi_simd_power q = xdi_simd_normalised(factor, row->teacher_max, row->teacher_log);
     xdi_tile_gradient g;
     memset(&g, 0, sizeof g);
     g.p = p.power;
@@ -17040,17 +17040,17 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
     g.soft_scale = (float)(weight * exp2(-p.rest));
     g.teacher_scale = (float)(weight * (1.0 - row->mean) * exp2(-q.rest));
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->student, r, c);
-        g.y = xdi_fast_array(&a->teacher, r, c);
-        g.out = xdi_fast_array(&a->gradient, r, c);
+        g.x = xdi_simd_array_of(&a->student, r, c);
+        g.y = xdi_simd_array_of(&a->teacher, r, c);
+        g.out = xdi_simd_array_of(&a->gradient, r, c);
         g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->gradient(&g, XDI_TILE_FORWARD, xdi_fast_tile_at(c, columns));
+        tiles->gradient(&g, XDI_TILE_FORWARD, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* The label's column, which the correction is about, and the favourite's: most of the probability may be there, so that
  * f32 would cancel. Their logits are read before the row is overwritten. */
-static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
+static void xdi_mft_simd_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
     const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
                             (int64_t)a->row[r].argmax - a->vocab.begin };
@@ -17060,38 +17060,38 @@ static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles,
         x[i] = xdi_loss_load(&a->student, r, at[i]);
         y[i] = xdi_loss_load(&a->teacher, r, at[i]);
     }
-    if (a->terms.data) xdi_mft_fast_terms(level, a, r, columns);
-    if (a->gradient.data) xdi_mft_fast_gradient(tiles, a, r, columns, streamed);
+    if (a->terms.data) xdi_mft_simd_terms(level, a, r, columns);
+    if (a->gradient.data) xdi_mft_simd_gradient(tiles, a, r, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (at[i] >= 0 && at[i] < columns) xdi_mft_write_at(a, r, at[i], x[i], y[i]);
 }
 
-static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const double factor = XDI_TILE_LOG2E / a->temperature;
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    const bool streamed = xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
-        if (xdi_fast_fits(a->row[r].max, factor) && xdi_fast_fits(a->row[r].teacher_max, factor))
-            xdi_mft_fast_row(level, tiles, a, r, columns, streamed);
+        if (xdi_simd_fits(a->row[r].max, factor) && xdi_simd_fits(a->row[r].teacher_max, factor))
+            xdi_mft_simd_row(level, tiles, a, r, columns, streamed);
         else
             xdi_mft_write_row(a, r, columns);
     }
     tiles->fence();
 }
 
-static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_write_rows,
+static xd_result xdi_mft_simd_write(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_write_rows,
                            a);
 }
 
 /* ---- cosine ---- */
 
-static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
@@ -17099,31 +17099,31 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = a->row_scale[r] != 0.0 ? a->vocab.end - a->vocab.begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
-        sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
-        sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
+        sides[XD_MFT_STUDENT] = (double)level->largest(xdi_simd_array_of(&a->student, r, 0), columns);
+        sides[XD_MFT_TEACHER] = (double)level->largest(xdi_simd_array_of(&a->teacher, r, 0), columns);
     }
 }
 
-static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_largest_rows,
+static xd_result xdi_mft_simd_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_largest_rows,
                            a);
 }
 
-static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+static void xdi_mft_simd_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                       double y_scale, xdi_cosine_sums *sums) {
     const xdi_mft_level *level = (const xdi_mft_level *)state;
-    const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->student, r, 0), y = xdi_simd_array_of(&a->teacher, r, 0);
     if (a->fixed)
         level->exact(x, y, a->vocab.end - a->vocab.begin, x_scale, y_scale, sums->exact);
     else
         level->products(x, y, a->vocab.end - a->vocab.begin, sums->plain);
 }
 
-static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_cosine_products_rows(launch, a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
+static xd_result xdi_mft_simd_products(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_cosine_products_rows(launch, a, xdi_mft_simd_products_row, xdi_loops_of(launch)->mft);
 }
 
-static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
@@ -17132,22 +17132,22 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xd_cosine_slope(a, r, &of_x, &of_y);
-        level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
-                      xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
+        level->slopes(xdi_simd_array_of(&a->student, r, 0), xdi_simd_array_of(&a->teacher, r, 0),
+                      xdi_simd_array_of(&a->gradient, r, 0), columns, of_x, of_y);
     }
 }
 
-static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_slopes_rows,
+static xd_result xdi_mft_simd_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_slopes_rows,
                            a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */
-XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels) {
-    kernels->write = xdi_mft_fast_write;
-    kernels->largest = xdi_mft_fast_largest;
-    kernels->products = xdi_mft_fast_products;
-    kernels->slopes = xdi_mft_fast_slopes;
+XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels) {
+    kernels->write = xdi_mft_simd_write;
+    kernels->largest = xdi_mft_simd_largest;
+    kernels->products = xdi_mft_simd_products;
+    kernels->slopes = xdi_mft_simd_slopes;
 }
 
 /* >>kernel/simd/rows.c */
@@ -17161,18 +17161,18 @@ XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels) {
 
 /* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
  * that is far above, the integer follows it and the sum is taken again. */
-XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
     float top;
     out->max = -INFINITY;
     out->tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const xdi_simd_array tile = xdi_fast_array(x, row, c);
-        const int64_t n = xdi_fast_tile_at(c, columns);
+        const xdi_simd_array tile = xdi_simd_array_of(x, row, c);
+        const int64_t n = xdi_simd_tile_at(c, columns);
         double part = tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &top);
         const double max = (double)top;
-        if (max > -INFINITY && !xdi_fast_fits(max, factor)) return false;
+        if (max > -INFINITY && !xdi_simd_fits(max, factor)) return false;
         if (max > -INFINITY && (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM)) {
             const double next = rint(max * factor);
             sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
@@ -17188,43 +17188,43 @@ XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64
 }
 
 /* The lowest column that has the maximum. */
-static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
+static int64_t xdi_simd_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
     int64_t c = sum->tile;
     while (xdi_loss_load(x, row, c) != sum->max) c++;
     return c;
 }
 
-static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
+static bool xdi_simd_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
+    if (!xdi_simd_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
                           XDI_TILE_LOG2E / a->temperature, &sum))
         return false;
     part[XD_SOFTMAX_MAX] = sum.max;
-    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_simd_row_arg(&a->logits, r, &sum));
     part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
 
-static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                         int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     const xd_softmax_kernels *plain = xd_softmax_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         xd_softmax_args one = *a;
-        if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
-        one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+        if (xdi_simd_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
+        one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
         plain->stats(launch, &one);
     }
 }
 
-static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+static xd_result xdi_simd_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_softmax_kernels_cpu()->stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_softmax_stats_rows,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_softmax_stats_rows,
                            a);
 }
 
@@ -17237,7 +17237,7 @@ typedef struct xdi_rows_maxima {
 } xdi_rows_maxima;
 
 /* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
-static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
+static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
     const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
     const xd_rows *logits = m->logits;
@@ -17253,25 +17253,25 @@ static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *ar
         for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
         for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
-            for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            for (int i = 0; i < most; i++) x[i] = xdi_simd_array_of(logits, rows[i], c);
             raise(x, last - c < piece ? last - c : piece, m->maxima + c);
         }
     }
 }
 
-static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
     const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
     const xdi_rows_maxima m = { logits, mask, columns, maxima };
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
-    return xdi_spread_items(launch, pieces, 1, xdi_fast_column_maxima_piece, &m);
+    return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
 }
 
 /* The entries that vectors do better. */
-XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
-    rows->column_maxima = xdi_fast_column_maxima;
-    softmax->stats = xdi_fast_softmax_stats;
+XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
+    rows->column_maxima = xdi_simd_column_maxima;
+    softmax->stats = xdi_simd_softmax_stats;
 }
 
 /* >>kernel/simd/xtoken.c */
@@ -17287,23 +17287,23 @@ enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
 /* ---- rows ---- */
 
 /* scale exp(z / temperature - lse); false where f32 does not fit. */
-XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
+XD_PRIVATE bool xdi_simd_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
     const double factor = XDI_TILE_LOG2E / temperature, log2_all = lse * temperature * (double)(float)factor;
-    if (!xdi_fast_fits(lse * temperature, factor)) return false;
+    if (!xdi_simd_fits(lse * temperature, factor)) return false;
     p->power = xdi_tile_power_of(factor, rint(log2_all));
     p->scale = (float)(scale * exp2(rint(log2_all) - log2_all));
     return true;
 }
 
-static bool xdi_fast_xtoken_takes(const xd_rows *rows) {
+static bool xdi_simd_xtoken_takes(const xd_rows *rows) {
     return rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16;
 }
 
-static bool xdi_fast_xtoken_writes(const xd_xtoken_gradient *to) {
-    return !to->fixed && xdi_fast_xtoken_takes(&to->x.logits) && xdi_fast_xtoken_takes(&to->rows);
+static bool xdi_simd_xtoken_writes(const xd_xtoken_gradient *to) {
+    return !to->fixed && xdi_simd_xtoken_takes(&to->x.logits) && xdi_simd_xtoken_takes(&to->rows);
 }
 
-static xd_xtoken_rows xdi_fast_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
+static xd_xtoken_rows xdi_simd_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
     xd_xtoken_rows one = *x;
     one.rows = x->rows + i;
     one.places = x->places + i;
@@ -17315,26 +17315,26 @@ static xd_xtoken_rows xdi_fast_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
 
 /* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
  * first id of the block. */
-typedef struct xdi_fast_ids {
+typedef struct xdi_simd_ids {
     int64_t v, n, tables;
     bool packed;
     int32_t list[XDI_XTOKEN_BLOCK];
-} xdi_fast_ids;
+} xdi_simd_ids;
 
 /* Which rows at work are looked at: NULL -> all, else those whose chunk has a largest other than 0 and, with `several`,
  * is not alone. */
-typedef struct xdi_fast_filter {
+typedef struct xdi_simd_filter {
     const xd_xtoken_chunk *chunks;
     bool several;
-} xdi_fast_filter;
+} xdi_simd_filter;
 
-static bool xdi_fast_looks(const xdi_fast_filter *filter, int64_t place) {
+static bool xdi_simd_looks(const xdi_simd_filter *filter, int64_t place) {
     const xd_xtoken_chunk *c = filter->chunks ? &filter->chunks[place] : NULL;
     return !c || (c->largest != 0.0 && !(filter->several && c->alone));
 }
 
 /* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
-typedef struct xdi_fast_group {
+typedef struct xdi_simd_group {
     const xdi_xtoken_loops *loops;
     const xd_xtoken_rows *x;
     xdi_xtoken_entries m;
@@ -17350,10 +17350,10 @@ typedef struct xdi_fast_group {
     float *block;                        /* [BLOCK, 16] of a block of ids */
     float *across;                       /* [16, STRIDE] the same, the other way round */
     float *packed;                       /* [STRIDE] of one row */
-    xdi_fast_ids ids;
-} xdi_fast_group;
+    xdi_simd_ids ids;
+} xdi_simd_group;
 
-static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
+static void xdi_simd_group_tables(xdi_simd_group *g, float *scratch) {
     g->slots = scratch;
     g->block = g->slots + XDI_XTOKEN_LANES * g->k;
     g->across = g->block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
@@ -17363,13 +17363,13 @@ static void xdi_fast_group_tables(xdi_fast_group *g, float *scratch) {
 
 /* Where the group that begins with a row ends: it takes whole chunks, or rows of one that is longer than a group, so that
  * a chunk's sum does not depend on its neighbours. */
-static int64_t xdi_fast_group_end(const xd_xtoken_rows *x, const xdi_fast_filter *filter, int64_t begin) {
+static int64_t xdi_simd_group_end(const xd_xtoken_rows *x, const xdi_simd_filter *filter, int64_t begin) {
     int64_t end = begin, rows = 0;
     for (int lanes = 0; end < x->count;) {
         const int64_t place = x->places[end];
         int64_t next = end;
         while (next < x->count && x->places[next] == place && next - end < XDI_XTOKEN_ROWS) next++;
-        if (xdi_fast_looks(filter, place)) {
+        if (xdi_simd_looks(filter, place)) {
             if (lanes == XDI_XTOKEN_LANES || rows + (next - end) > XDI_XTOKEN_ROWS) break;
             rows += next - end;
             lanes++;
@@ -17381,42 +17381,42 @@ static int64_t xdi_fast_group_end(const xd_xtoken_rows *x, const xdi_fast_filter
 }
 
 /* The rows from `begin` on. What no row fills is 0. */
-static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
-                                        const xd_xtoken_matrix *m, const xdi_fast_filter *filter,
+static xdi_simd_group xdi_simd_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
+                                        const xd_xtoken_matrix *m, const xdi_simd_filter *filter,
                                         int64_t begin) {
-    xdi_fast_group g;
+    xdi_simd_group g;
     memset(&g, 0, sizeof g);
     g.loops = xdi_loops_of(launch)->xtoken;
     g.x = x;
     g.m = xdi_xtoken_entries_of(m);
     g.k = m->k;
-    g.end = xdi_fast_group_end(x, filter, begin);
+    g.end = xdi_simd_group_end(x, filter, begin);
     for (int64_t i = begin; i < g.end; i++) {
         const int64_t place = x->places[i];
-        if (!xdi_fast_looks(filter, place)) continue;
+        if (!xdi_simd_looks(filter, place)) continue;
         if (g.lanes == 0 || g.places[g.lanes - 1] != place) g.places[g.lanes++] = place;
         g.row[g.rows] = i;
         g.lane[g.rows] = g.lanes - 1;
-        g.fits[g.rows] = xdi_fast_xtoken_power(x->temperature, x->lse[x->rows[i]], 1.0, &g.p[g.rows]);
+        g.fits[g.rows] = xdi_simd_xtoken_power(x->temperature, x->lse[x->rows[i]], 1.0, &g.p[g.rows]);
         g.rows++;
     }
     return g;
 }
 
-static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
+static int64_t xdi_simd_block_at(int64_t v, int64_t columns) {
     const int64_t block = XDI_XTOKEN_BLOCK;
     return columns - v < block ? columns - v : block;
 }
 
 /* Vectors of every width are whole. */
-static int64_t xdi_fast_padded(int64_t n) {
+static int64_t xdi_simd_padded_of(int64_t n) {
     return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
 }
 
 /* The block that begins at v. Powers of four ids cost less than picking one. */
-static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
+static void xdi_simd_open_block(xdi_simd_group *g, int64_t v) {
     const xdi_xtoken_entries *m = &g->m;
-    const int64_t n = xdi_fast_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    const int64_t n = xdi_simd_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
     int64_t count = 0;
     int32_t last = -1;
     g->ids.v = v;
@@ -17432,7 +17432,7 @@ static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
 }
 
 /* All entries of the block, to slots or back. */
-static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
+static void xdi_simd_walk_block(const xdi_simd_group *g, bool back) {
     const xdi_xtoken_entries *m = &g->m;
     const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
     g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
@@ -17440,39 +17440,39 @@ static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
 }
 
 /* Logits of the group's row that have tables; how many. */
-static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int at, xdi_simd_array *x) {
-    *x = xdi_fast_array(&g->x->logits, g->x->rows[g->row[at]], g->ids.v);
+static int64_t xdi_simd_block_logits(const xdi_simd_group *g, int at, xdi_simd_array *x) {
+    *x = xdi_simd_array_of(&g->x->logits, g->x->rows[g->row[at]], g->ids.v);
     if (!g->ids.packed) return g->ids.n;
     g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
     *x = xdi_xtoken_floats(g->packed);
-    return xdi_fast_padded(g->ids.tables);
+    return xdi_simd_padded_of(g->ids.tables);
 }
 
 /* Probabilities of the block, summed over each chunk's rows: across. */
-static void xdi_fast_project_block(const xdi_fast_group *g) {
+static void xdi_simd_project_block(const xdi_simd_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
     for (int at = 0; at < g->rows; at++) {
         const int lane = g->lane[at];
         xdi_simd_array x;
         if (!g->fits[at]) continue;
-        const int64_t n = xdi_fast_block_logits(g, at, &x);
+        const int64_t n = xdi_simd_block_logits(g, at, &x);
         g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
 }
 
-static void xdi_fast_project_group(xdi_fast_group *g, double *cells) {
+static void xdi_simd_project_group(xdi_simd_group *g, double *cells) {
     memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * g->k) * sizeof(float));
     for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
-        xdi_fast_open_block(g, v);
+        xdi_simd_open_block(g, v);
         if (g->ids.tables == 0) continue;
-        xdi_fast_project_block(g);
+        xdi_simd_project_block(g);
         g->loops->to_tables(g->across, g->ids.tables, g->block);
-        xdi_fast_walk_block(g, false);
+        xdi_simd_walk_block(g, false);
     }
     for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, g->k);
+        const int64_t n = xdi_simd_block_at(j, g->k);
         g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
@@ -17482,7 +17482,7 @@ static void xdi_fast_project_group(xdi_fast_group *g, double *cells) {
 
 /* Tables of J, of a block of ids both ways round, and of a row; or both sides of a divergence. The plain kernels, which
  * do what is fixed, need none. */
-static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
+static int64_t xdi_simd_xtoken_project_scratch(int64_t k, bool fixed) {
     if (fixed) return 0;
     return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
 }
@@ -17491,62 +17491,62 @@ static int64_t xdi_fast_xtoken_project_scratch(int64_t k, bool fixed) {
  * of so many at a time. */
 enum { XDI_XTOKEN_RUNS = 64 };
 
-typedef struct xdi_fast_runs {
+typedef struct xdi_simd_runs {
     const void *args;
-    xdi_fast_filter filter;
+    xdi_simd_filter filter;
     int64_t bound[XDI_XTOKEN_RUNS + 1], count;
-} xdi_fast_runs;
+} xdi_simd_runs;
 
 /* The runs from a row on. */
-static void xdi_fast_cut(const xd_xtoken_rows *x, xdi_fast_runs *runs, int64_t begin) {
+static void xdi_simd_cut(const xd_xtoken_rows *x, xdi_simd_runs *runs, int64_t begin) {
     runs->bound[0] = begin;
     for (runs->count = 0; runs->count < XDI_XTOKEN_RUNS && begin < x->count; runs->count++) {
-        begin = xdi_fast_group_end(x, &runs->filter, begin);
+        begin = xdi_simd_group_end(x, &runs->filter, begin);
         while (begin < x->count && x->places[begin] == x->places[begin - 1])
-            begin = xdi_fast_group_end(x, &runs->filter, begin);
+            begin = xdi_simd_group_end(x, &runs->filter, begin);
         runs->bound[runs->count + 1] = begin;
     }
 }
 
 /* Calls the body for all runs, each with tables of its own. */
-static xd_result xdi_fast_spread(const xd_launch *launch, const xd_xtoken_rows *x, int64_t k,
-                                 xdi_spread_body body, xdi_fast_runs *runs) {
-    const size_t bytes = (size_t)xdi_fast_xtoken_project_scratch(k, false) * sizeof(float);
+static xd_result xdi_simd_spread(const xd_launch *launch, const xd_xtoken_rows *x, int64_t k,
+                                 xdi_spread_body body, xdi_simd_runs *runs) {
+    const size_t bytes = (size_t)xdi_simd_xtoken_project_scratch(k, false) * sizeof(float);
     for (int64_t begin = 0; begin < x->count; begin = runs->bound[runs->count]) {
-        xdi_fast_cut(x, runs, begin);
+        xdi_simd_cut(x, runs, begin);
         XD_TRY(xdi_spread_rooms(launch, runs->count, XDI_XTOKEN_ROWS * x->columns, bytes, body, runs));
     }
     return XD_OK;
 }
 
-static void xdi_fast_project_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_project_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                   int slot) {
-    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xdi_simd_runs *runs = (const xdi_simd_runs *)args;
     const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)runs->args;
     float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
     for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
-        xdi_fast_group_tables(&g, scratch);
-        xdi_fast_project_group(&g, a->cells);
+        xdi_simd_group g = xdi_simd_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        xdi_simd_group_tables(&g, scratch);
+        xdi_simd_project_group(&g, a->cells);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
-            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            one.x = xdi_simd_xtoken_one(&a->x, g.row[at]);
             if (!g.fits[at]) xd_xtoken_kernels_cpu()->project(launch, &one);
         }
         row = g.end;
     }
 }
 
-static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    xdi_fast_runs runs = { a, { NULL, false }, { 0 }, 0 };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->project(launch, a);
-    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_project_runs, &runs);
+static xd_result xdi_simd_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    xdi_simd_runs runs = { a, { NULL, false }, { 0 }, 0 };
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->project(launch, a);
+    return xdi_simd_spread(launch, &a->x, a->matrix.k, xdi_simd_project_runs, &runs);
 }
 
 /* dy of the group's chunks: slots. */
-static void xdi_fast_load_slopes(const xdi_fast_group *g, const double *dy) {
+static void xdi_simd_load_slopes(const xdi_simd_group *g, const double *dy) {
     for (int64_t j = 0; j < g->k; j += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(j, g->k);
+        const int64_t n = xdi_simd_block_at(j, g->k);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->narrow(dy + g->places[lane] * g->k + j, n, 1.0, 0.0,
                              g->across + lane * XDI_XTOKEN_STRIDE);
@@ -17555,54 +17555,54 @@ static void xdi_fast_load_slopes(const xdi_fast_group *g, const double *dy) {
 }
 
 /* h = M dy of the block: across. */
-static void xdi_fast_back_block(const xdi_fast_group *g) {
-    const int64_t tables = xdi_fast_padded(g->ids.tables);
+static void xdi_simd_back_block(const xdi_simd_group *g) {
+    const int64_t tables = xdi_simd_padded_of(g->ids.tables);
     memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
-    xdi_fast_walk_block(g, true);
+    xdi_simd_walk_block(g, true);
     g->loops->to_lanes(g->block, tables, g->across);
 }
 
-static void xdi_fast_delta_group(xdi_fast_group *g, const xd_xtoken_delta_args *a) {
-    xdi_fast_load_slopes(g, a->dy);
+static void xdi_simd_delta_group(xdi_simd_group *g, const xd_xtoken_delta_args *a) {
+    xdi_simd_load_slopes(g, a->dy);
     for (int64_t v = 0; v < g->x->columns; v += g->ids.n) {
-        xdi_fast_open_block(g, v);
+        xdi_simd_open_block(g, v);
         if (g->ids.tables == 0) continue;
-        xdi_fast_back_block(g);
+        xdi_simd_back_block(g);
         for (int at = 0; at < g->rows; at++) {
             const int64_t i = g->row[at];
             xdi_simd_array x;
             if (!g->fits[at]) continue;
-            const int64_t n = xdi_fast_block_logits(g, at, &x);
+            const int64_t n = xdi_simd_block_logits(g, at, &x);
             a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
                            a->chunks[a->x.places[i]].largest;
         }
     }
 }
 
-static void xdi_fast_delta_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_delta_runs(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                 int slot) {
-    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xdi_simd_runs *runs = (const xdi_simd_runs *)args;
     const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)runs->args;
     float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
     for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
+        xdi_simd_group g = xdi_simd_group_at(launch, &a->x, &a->matrix, &runs->filter, row);
         row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, scratch);
-        xdi_fast_delta_group(&g, a);
+        xdi_simd_group_tables(&g, scratch);
+        xdi_simd_delta_group(&g, a);
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_delta_args one = *a;
-            one.x = xdi_fast_xtoken_one(&a->x, g.row[at]);
+            one.x = xdi_simd_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
             if (!g.fits[at]) xd_xtoken_kernels_cpu()->delta(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    xdi_fast_runs runs = { a, { a->chunks, true }, { 0 }, 0 };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->delta(launch, a);
-    return xdi_fast_spread(launch, &a->x, a->matrix.k, xdi_fast_delta_runs, &runs);
+static xd_result xdi_simd_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    xdi_simd_runs runs = { a, { a->chunks, true }, { 0 }, 0 };
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->delta(launch, a);
+    return xdi_simd_spread(launch, &a->x, a->matrix.k, xdi_simd_delta_runs, &runs);
 }
 
 /* ---- gradient ---- */
@@ -17610,13 +17610,13 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 /* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
 #define XDI_XTOKEN_PAST ((size_t)1 << 25)
 
-static bool xdi_fast_goes_past(const xd_rows *x) {
+static bool xdi_simd_goes_past(const xd_rows *x) {
     const size_t size = xd_dtype_size(x->dtype), stride = (size_t)(x->stride ? x->stride : x->cols) * size;
     return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
 }
 
 /* Both parts of one power: (p1 / p) p joins what is taken off u. */
-static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
+static void xdi_simd_join_powers(xdi_xtoken_writer *w) {
     const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
     if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
     w->shift -= w->p1.scale / w->p.scale;
@@ -17624,14 +17624,14 @@ static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
 }
 
 /* What of rows[i] is the same for all blocks; false where f32 does not fit. */
-static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
+static bool xdi_simd_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
     const xd_xtoken_gradient *to = f->to;
     const xd_xtoken_rows *x = &to->x;
     const int64_t row = x->rows[i];
     const double delta = f->delta ? f->delta[i] : 0.0, tau = x->temperature;
     memset(w, 0, sizeof *w);
     w->add = to->written[row] != 0;
-    w->past = !w->add && xdi_fast_goes_past(&to->rows);
+    w->past = !w->add && xdi_simd_goes_past(&to->rows);
     w->times_p = f->dy != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && to->ce_factor && to->ce_factor[row] != 0.0;
@@ -17639,42 +17639,42 @@ static bool xdi_fast_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     w->u = f->u;
     w->u_scale = f->dy ? 1.0f : (float)f->scale;
     w->shift = (float)delta;
-    if (w->soft && !xdi_fast_xtoken_power(tau, x->lse[row], f->dy ? 1.0 / tau : 1.0, &w->p)) return false;
-    if (w->hard && !xdi_fast_xtoken_power(1.0, to->lse_one[row], to->ce_factor[row] * to->ce_weight, &w->p1))
+    if (w->soft && !xdi_simd_xtoken_power(tau, x->lse[row], f->dy ? 1.0 / tau : 1.0, &w->p)) return false;
+    if (w->hard && !xdi_simd_xtoken_power(1.0, to->lse_one[row], to->ce_factor[row] * to->ce_weight, &w->p1))
         return false;
-    xdi_fast_join_powers(w);
+    xdi_simd_join_powers(w);
     return true;
 }
 
 /* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
  * gradient and the logits held there. */
-static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
+static void xdi_simd_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
     const int64_t row = f->to->x.rows[i];
     const bool here = w->label >= v && w->label < v + n;
     double at_label = 0.0;
     if (here) at_label = xdi_xtoken_gradient_at(f, i, w->label, f->dy ? (double)w->u[w->label - v] : 0.0);
-    w->x = xdi_fast_array(&f->to->x.logits, row, v);
-    w->out = xdi_fast_array(&f->to->rows, row, v);
+    w->x = xdi_simd_array_of(&f->to->x.logits, row, v);
+    w->out = xdi_simd_array_of(&f->to->rows, row, v);
     loops->write(w, n);
     if (here) xdi_loss_store(&f->to->rows, row, w->label, at_label);
 }
 
 /* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
-static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
+static void xdi_simd_write_group(xdi_simd_group *g, const xdi_xtoken_form *f) {
     xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
-    for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_fast_writer(f, g->row[at], &writers[at]);
-    xdi_fast_load_slopes(g, f->dy);
+    for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_simd_writer(f, g->row[at], &writers[at]);
+    xdi_simd_load_slopes(g, f->dy);
     for (int64_t v = 0; v < g->x->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, g->x->columns);
+        const int64_t n = xdi_simd_block_at(v, g->x->columns);
         g->ids.v = v;
         g->ids.n = g->ids.tables = n;
         g->ids.packed = false;
-        xdi_fast_back_block(g);
+        xdi_simd_back_block(g);
         for (int at = 0; at < g->rows; at++) {
             if (!g->fits[at]) continue;
             writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
-            xdi_fast_write_block(g->loops, f, g->row[at], &writers[at], v, n);
+            xdi_simd_write_block(g->loops, f, g->row[at], &writers[at], v, n);
         }
     }
     for (int at = 0; at < g->rows; at++) {
@@ -17685,80 +17685,80 @@ static void xdi_fast_write_group(xdi_fast_group *g, const xdi_xtoken_form *f) {
     }
 }
 
-static void xdi_fast_project_gradient_runs(const xd_launch *launch, const void *args, int64_t begin,
+static void xdi_simd_project_gradient_runs(const xd_launch *launch, const void *args, int64_t begin,
                                            int64_t end, int slot) {
-    const xdi_fast_runs *runs = (const xdi_fast_runs *)args;
+    const xdi_simd_runs *runs = (const xdi_simd_runs *)args;
     const xd_xtoken_project_gradient_args *a = (const xd_xtoken_project_gradient_args *)runs->args;
     const xdi_xtoken_form f = xdi_xtoken_project_form(a);
     float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
     for (int64_t row = runs->bound[begin]; row < runs->bound[end];) {
-        xdi_fast_group g = xdi_fast_group_at(launch, &a->to.x, &a->matrix, &runs->filter, row);
+        xdi_simd_group g = xdi_simd_group_at(launch, &a->to.x, &a->matrix, &runs->filter, row);
         row = g.end;
         if (g.rows == 0) continue;
-        xdi_fast_group_tables(&g, scratch);
-        xdi_fast_write_group(&g, &f);
+        xdi_simd_group_tables(&g, scratch);
+        xdi_simd_write_group(&g, &f);
     }
-    xdi_fast_tiles(launch)->fence();
+    xdi_simd_tiles(launch)->fence();
 }
 
-static xd_result xdi_fast_xtoken_project_gradient(const xd_launch *launch,
+static xd_result xdi_simd_xtoken_project_gradient(const xd_launch *launch,
                                                   const xd_xtoken_project_gradient_args *a) {
-    xdi_fast_runs runs = { a, { a->chunks, false }, { 0 }, 0 };
-    if (!xdi_fast_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
-    return xdi_fast_spread(launch, &a->to.x, a->matrix.k, xdi_fast_project_gradient_runs, &runs);
+    xdi_simd_runs runs = { a, { a->chunks, false }, { 0 }, 0 };
+    if (!xdi_simd_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
+    return xdi_simd_spread(launch, &a->to.x, a->matrix.k, xdi_simd_project_gradient_runs, &runs);
 }
 
 /* Columns [begin, end) of a row by itself; begin is that of a tile. */
-static void xdi_fast_write_row(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
+static void xdi_simd_write_row(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
                                int64_t end) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     xdi_xtoken_writer w;
-    if (!xdi_fast_xtoken_writes(f->to) || !xdi_fast_writer(f, i, &w)) {
+    if (!xdi_simd_xtoken_writes(f->to) || !xdi_simd_writer(f, i, &w)) {
         xdi_xtoken_gradient_piece(f, i, begin, end);
         return;
     }
     for (int64_t v = begin; v < end; v += XDI_TILE) {
         w.u = f->u ? f->u + v : NULL;
-        xdi_fast_write_block(loops, f, i, &w, v, xdi_fast_tile_at(v, end));
+        xdi_simd_write_block(loops, f, i, &w, v, xdi_simd_tile_at(v, end));
     }
-    if (w.past) xdi_fast_tiles(launch)->fence();
+    if (w.past) xdi_simd_tiles(launch)->fence();
 }
 
-static xd_result xdi_fast_xtoken_mean_gradient(const xd_launch *launch,
+static xd_result xdi_simd_xtoken_mean_gradient(const xd_launch *launch,
                                                const xd_xtoken_mean_gradient_args *a) {
-    return xdi_xtoken_mean_gradient(launch, a, xdi_fast_write_row);
+    return xdi_xtoken_mean_gradient(launch, a, xdi_simd_write_row);
 }
 
-static xd_result xdi_fast_xtoken_pick_gradient(const xd_launch *launch,
+static xd_result xdi_simd_xtoken_pick_gradient(const xd_launch *launch,
                                                const xd_xtoken_pick_gradient_args *a) {
-    return xdi_xtoken_pick_gradient(launch, a, xdi_fast_write_row);
+    return xdi_xtoken_pick_gradient(launch, a, xdi_simd_write_row);
 }
 
-static xd_result xdi_fast_xtoken_list_gradient(const xd_launch *launch,
+static xd_result xdi_simd_xtoken_list_gradient(const xd_launch *launch,
                                                const xd_xtoken_list_gradient_args *a) {
-    return xdi_xtoken_list_gradient(launch, a, xdi_fast_write_row);
+    return xdi_xtoken_list_gradient(launch, a, xdi_simd_write_row);
 }
 
-static xd_result xdi_fast_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    return xdi_xtoken_rest_gradient(launch, to, xdi_fast_write_row);
+static xd_result xdi_simd_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    return xdi_xtoken_rest_gradient(launch, to, xdi_simd_write_row);
 }
 
 /* ---- teacher ---- */
 
 /* ln sum e^(x / temperature); NaN where f32 does not fit. */
-static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+static double xdi_simd_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                   double temperature) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, x, row, columns, XDI_TILE_LOG2E / temperature, &sum)) return (double)NAN;
+    if (!xdi_simd_row_sum(tiles, x, row, columns, XDI_TILE_LOG2E / temperature, &sum)) return (double)NAN;
     return sum.max / temperature + log(sum.sum);
 }
 
 /* rows[i] at the kept columns: `out`. They are asked for before their turn, of bf16 with the row before. */
-static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
+static void xdi_simd_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
     const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
-    const xdi_simd_array y = xdi_fast_array(&x->logits, x->rows[i], 0),
-                         next = xdi_fast_array(&x->logits, x->rows[i + 1 < x->count ? i + 1 : i], 0);
+    const xdi_simd_array y = xdi_simd_array_of(&x->logits, x->rows[i], 0),
+                         next = xdi_simd_array_of(&x->logits, x->rows[i + 1 < x->count ? i + 1 : i], 0);
     const float *wide = (const float *)y.data;
     const uint16_t *half = (const uint16_t *)y.data;
     for (int64_t j = 0; j < k && y.bf16; j++) {
@@ -17772,7 +17772,7 @@ static void xdi_fast_pick(const xd_xtoken_target_args *a, int64_t i, float *out)
     }
 }
 
-static void xdi_fast_target_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_target_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
     const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
     const int64_t last = xdi_xtoken_first_row(&a->x, end);
@@ -17780,10 +17780,10 @@ static void xdi_fast_target_places(const xd_launch *launch, const void *args, in
     float *picked = (float *)xdi_spread_room(launch, a->scratch, slot);
     const xd_rows rows = { picked, XD_DTYPE_F32, 1, a->k, 0 };
     for (int64_t i = xdi_xtoken_first_row(&a->x, begin); i < last; i++) {
-        xdi_fast_pick(a, i, picked);
-        const double lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &rows, 0, a->k, tau);
+        xdi_simd_pick(a, i, picked);
+        const double lse = xdi_simd_xtoken_lse(xdi_simd_tiles(launch), &rows, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
-        one.x = xdi_fast_xtoken_one(&a->x, i);
+        one.x = xdi_simd_xtoken_one(&a->x, i);
         if (isnan(lse))
             xd_xtoken_kernels_cpu()->target(launch, &one);
         else
@@ -17792,33 +17792,33 @@ static void xdi_fast_target_places(const xd_launch *launch, const void *args, in
     }
 }
 
-static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->target(launch, a);
+static xd_result xdi_simd_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->target(launch, a);
     return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)a->k * sizeof *a->scratch,
-                            xdi_fast_target_places, a);
+                            xdi_simd_target_places, a);
 }
 
-static double xdi_fast_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+static double xdi_simd_log_probs_lse(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row) {
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const double lse =
-        x->lse ? x->lse[row] : xdi_fast_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
+        x->lse ? x->lse[row] : xdi_simd_xtoken_lse(tiles, &x->logits, row, x->columns, x->temperature);
     return isfinite(lse) ? lse : xdi_xtoken_row_lse(x, row);
 }
 
-static void xdi_fast_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
+static void xdi_simd_log_probs_add(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i,
                                    double lse, const xdi_log_probs_cut *cut) {
     const xd_xtoken_rows *x = &a->x;
     if (isfinite(lse))
-        xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&x->logits, x->rows[i], cut->begin),
+        xdi_loops_of(launch)->xtoken->widen(xdi_simd_array_of(&x->logits, x->rows[i], cut->begin),
                                             cut->end - cut->begin, a->scale / x->temperature, lse * a->scale,
                                             cut->more, a->cells + cut->begin);
     else
         xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
-static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
-    static const xdi_log_probs_steps steps = { xdi_fast_log_probs_lse, xdi_fast_log_probs_add };
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits))
+static xd_result xdi_simd_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
+    static const xdi_log_probs_steps steps = { xdi_simd_log_probs_lse, xdi_simd_log_probs_add };
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits))
         return xd_xtoken_kernels_cpu()->log_probs(launch, a);
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
@@ -17826,11 +17826,11 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
 /* ---- divergences ---- */
 
 /* The first of the largest. */
-static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
+static int64_t xdi_simd_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
     float top = -INFINITY;
     int64_t best = 0, tile = 0;
     for (int64_t j = 0; j < n; j += XDI_TILE) {
-        const float max = tiles->max(xdi_xtoken_floats(x + j), xdi_fast_tile_at(j, n));
+        const float max = tiles->max(xdi_xtoken_floats(x + j), xdi_simd_tile_at(j, n));
         if (max > top) tile = j;
         if (!(max <= top)) top = max; /* NaN stays */
     }
@@ -17842,12 +17842,12 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 }
 
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
-static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, float *scratch) {
+static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_args *a, float *scratch) {
     xd_xtoken_chunk *c = a->chunks;
     double *q = a->student;
     const double *target = a->teacher;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const int64_t k = a->k;
     float *r = scratch, *t = r + k;
     const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
@@ -17855,16 +17855,16 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
     const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
     if (!isfinite(mass) || !isfinite(loops->narrow(target, k, 1.0 / c->teacher, 0.0, t))) return false;
     if (a->normalise) {
-        const double lse = xdi_fast_xtoken_lse(tiles, &targets, 0, k, 1.0);
+        const double lse = xdi_simd_xtoken_lse(tiles, &targets, 0, k, 1.0);
         if (isnan(lse)) return false;
         loops->narrow(target, k, 1.0 / c->teacher, lse, t);
     }
     const double z = mass + XD_XTOKEN_EPSILON;
-    c->agree = xdi_fast_argmax(tiles, r, k) == xdi_fast_argmax(tiles, t, k);
+    c->agree = xdi_simd_argmax(tiles, r, k) == xdi_simd_argmax(tiles, t, k);
     c->value = 0.0;
     for (int64_t j = 0; j < k; j += XDI_TILE) {
         double part;
-        c->value += loops->slopes(r + j, t + j, xdi_fast_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
+        c->value += loops->slopes(r + j, t + j, xdi_simd_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
@@ -17876,7 +17876,7 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
     return true;
 }
 
-static void xdi_fast_divergence_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_divergence_places(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
     float *scratch = (float *)xdi_spread_room(launch, a->scratch, slot);
@@ -17886,26 +17886,26 @@ static void xdi_fast_divergence_places(const xd_launch *launch, const void *args
         one.teacher = a->teacher + i * a->k;
         one.chunks = a->chunks + i;
         one.place_count = 1;
-        if (!one.chunks->compared || !xdi_fast_chunk(launch, &one, scratch))
+        if (!one.chunks->compared || !xdi_simd_chunk(launch, &one, scratch))
             xd_xtoken_kernels_cpu()->divergence(launch, &one);
     }
 }
 
-static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+static xd_result xdi_simd_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
     if (a->fixed) return xd_xtoken_kernels_cpu()->divergence(launch, a);
     return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)(2 * a->k) * sizeof *a->scratch,
-                            xdi_fast_divergence_places, a);
+                            xdi_simd_divergence_places, a);
 }
 
 /* The likeliest pair so far. */
-typedef struct xdi_fast_best {
+typedef struct xdi_simd_best {
     double value;
     int64_t pair;
-} xdi_fast_best;
+} xdi_simd_best;
 
 /* Pairs [at, at + n), n > 0, have these values. */
-static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
-                            xdi_fast_best *best) {
+static void xdi_simd_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
+                            xdi_simd_best *best) {
     const double top = loops->top(x, n, false);
     if (best->pair < 0) {
         best->value = x[0];
@@ -17918,7 +17918,7 @@ static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int6
 }
 
 /* The first pair whose student id is not less. */
-static int64_t xdi_fast_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
+static int64_t xdi_simd_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     int64_t begin = 0, end = a->pairs;
     while (begin < end) {
         const int64_t middle = begin + (end - begin) / 2;
@@ -17931,13 +17931,13 @@ static int64_t xdi_fast_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
 }
 
 /* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
-static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
-                                 int64_t n, const double *y, xdi_fast_best *best) {
+static double xdi_simd_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
+                                 int64_t n, const double *y, xdi_simd_best *best) {
     double x[XDI_XTOKEN_PAIRS];
     float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
     const int32_t *ids = a->pair + at;
     for (int64_t i = 0; i < n; i++) x[i] = a->means[ids[i] - a->first];
-    xdi_fast_better(loops, x, at, n, best);
+    xdi_simd_better(loops, x, at, n, best);
     loops->narrow(x, n, 1.0, 0.0, alpha);
     loops->narrow(y, n, 1.0, 0.0, beta);
     const double sum = loops->pair(alpha, beta, n, a->reverse, slope);
@@ -17945,11 +17945,11 @@ static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_
     return sum;
 }
 
-static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
+static xd_result xdi_simd_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
-    const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
+    const int64_t begin = xdi_simd_pair_from(a, a->first), end = xdi_simd_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
-    xdi_fast_best best = { -INFINITY, -1 }, other = best;
+    xdi_simd_best best = { -INFINITY, -1 }, other = best;
     if (a->fixed) return xd_xtoken_kernels_cpu()->pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t at = 0; at < a->pairs; at += tile) {
@@ -17957,20 +17957,20 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
         const int64_t from = begin > at ? begin : at, to = end < at + n ? end : at + n;
         double y[XDI_XTOKEN_PAIRS];
         for (int64_t i = 0; i < n; i++) y[i] = a->others[a->other[at + i]];
-        xdi_fast_better(loops, y, at, n, &other);
-        if (from < to) a->cells[0] += xdi_fast_pair_tile(loops, a, from, to - from, y + (from - at), &best);
+        xdi_simd_better(loops, y, at, n, &other);
+        if (from < to) a->cells[0] += xdi_simd_pair_tile(loops, a, from, to - from, y + (from - at), &best);
     }
     xdi_xtoken_best(a, best.pair, other.pair);
     return XD_OK;
 }
 
 /* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
-static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+static xd_result xdi_simd_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
     int64_t first;
     float *powers = t->scratch;
-    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_simd_select, &first));
     if (t->fixed) return xdi_xtoken_tail_finish(t, first);
     for (int64_t i = 0; i < t->k; i++)
         if (t->found[i] < 0 || !(t->values[i] > -INFINITY)) return xdi_xtoken_tail_finish(t, first);
@@ -17979,33 +17979,33 @@ static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
         powers[i] = (float)t->values[i];
     }
     for (int64_t i = 0; i < t->k; i += XDI_TILE)
-        loops->powers(xdi_xtoken_floats(powers + i), xdi_fast_tile_at(i, t->k), p, false, powers + i);
+        loops->powers(xdi_xtoken_floats(powers + i), xdi_simd_tile_at(i, t->k), p, false, powers + i);
     for (int64_t i = 0; i < t->k; i++) t->values[i] = (double)powers[i];
     return XD_OK;
 }
 
-static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+static xd_result xdi_simd_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     if (a->fixed) return xd_xtoken_kernels_cpu()->total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
-        a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
+        a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_simd_tile_at(v, a->columns), 0.0f);
     return XD_OK;
 }
 
 /* ---- single positions ---- */
 
 /* False where f32 does not fit. */
-static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moments_args *a, int64_t row,
+static bool xdi_simd_moments_row(const xd_launch *launch, const xd_xtoken_moments_args *a, int64_t row,
                                  double *out) {
     const xd_xtoken_rows *x = &a->x;
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t label = a->labels.data ? xd_id_at(a->labels, row) : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
-    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
+    if (!xdi_simd_row_sum(xdi_simd_tiles(launch), &x->logits, row, x->columns, XDI_TILE_LOG2E, &sum))
         return false;
     const double log_sum = log(sum.sum);
-    if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
+    if (!xdi_simd_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
     out[XD_XTOKEN_LARGEST] = sum.max;
     out[XD_XTOKEN_LOG_SUM] = log_sum;
     out[XD_XTOKEN_ENTROPY] = 0.0;
@@ -18013,11 +18013,11 @@ static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_moment
         label >= 0 && label < x->columns ? xdi_loss_load(&x->logits, row, label) : (double)NAN;
     for (int64_t v = 0; v < x->columns && a->entropy; v += XDI_TILE)
         out[XD_XTOKEN_ENTROPY] +=
-            loops->entropy(xdi_fast_array(&x->logits, row, v), xdi_fast_tile_at(v, x->columns), p);
+            loops->entropy(xdi_simd_array_of(&x->logits, row, v), xdi_simd_tile_at(v, x->columns), p);
     return true;
 }
 
-static void xdi_fast_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                   int slot) {
     const xd_xtoken_moments_args *a = (const xd_xtoken_moments_args *)args;
     (void)slot;
@@ -18026,33 +18026,33 @@ static void xdi_fast_moments_rows(const xd_launch *launch, const void *args, int
         one.x.rows = a->x.rows + i;
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
-        if (!xdi_fast_moments_row(launch, a, a->x.rows[i], one.moments))
+        if (!xdi_simd_moments_row(launch, a, a->x.rows[i], one.moments))
             xd_xtoken_kernels_cpu()->moments(launch, &one);
     }
 }
 
-static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    if (a->fixed || !xdi_fast_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->moments(launch, a);
-    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_fast_moments_rows, a);
+static xd_result xdi_simd_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->moments(launch, a);
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_simd_moments_rows, a);
 }
 
 /* The entries that vectors do better. */
-XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
-    kernels->project_scratch = xdi_fast_xtoken_project_scratch;
-    kernels->project = xdi_fast_xtoken_project;
-    kernels->target = xdi_fast_xtoken_target;
-    kernels->divergence = xdi_fast_xtoken_divergence;
-    kernels->delta = xdi_fast_xtoken_delta;
-    kernels->project_gradient = xdi_fast_xtoken_project_gradient;
-    kernels->mean_gradient = xdi_fast_xtoken_mean_gradient;
-    kernels->pick_gradient = xdi_fast_xtoken_pick_gradient;
-    kernels->list_gradient = xdi_fast_xtoken_list_gradient;
-    kernels->rest_gradient = xdi_fast_xtoken_rest_gradient;
-    kernels->log_probs = xdi_fast_xtoken_log_probs;
-    kernels->pair = xdi_fast_xtoken_pair;
-    kernels->tail = xdi_fast_xtoken_tail;
-    kernels->total = xdi_fast_xtoken_total;
-    kernels->moments = xdi_fast_xtoken_moments;
+XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels) {
+    kernels->project_scratch = xdi_simd_xtoken_project_scratch;
+    kernels->project = xdi_simd_xtoken_project;
+    kernels->target = xdi_simd_xtoken_target;
+    kernels->divergence = xdi_simd_xtoken_divergence;
+    kernels->delta = xdi_simd_xtoken_delta;
+    kernels->project_gradient = xdi_simd_xtoken_project_gradient;
+    kernels->mean_gradient = xdi_simd_xtoken_mean_gradient;
+    kernels->pick_gradient = xdi_simd_xtoken_pick_gradient;
+    kernels->list_gradient = xdi_simd_xtoken_list_gradient;
+    kernels->rest_gradient = xdi_simd_xtoken_rest_gradient;
+    kernels->log_probs = xdi_simd_xtoken_log_probs;
+    kernels->pair = xdi_simd_xtoken_pair;
+    kernels->tail = xdi_simd_xtoken_tail;
+    kernels->total = xdi_simd_xtoken_total;
+    kernels->moments = xdi_simd_xtoken_moments;
 }
 
 /* >>kernel/simd/uld.c */
@@ -18067,17 +18067,17 @@ XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
 #define XDI_ULD_LEAST 1e-30
 
 /* scale times a row's probabilities; false where f32 does not fit. */
-static bool xdi_fast_uld_power(const xd_uld_rows *side, int64_t row, double scale, xdi_xtoken_power *p) {
+static bool xdi_simd_uld_power(const xd_uld_rows *side, int64_t row, double scale, xdi_xtoken_power *p) {
     const double *part = side->parts + row * XD_SOFTMAX_PARTS, least = XDI_ULD_LEAST;
     const double lse = part[XD_SOFTMAX_MAX] / side->temperature + log(part[XD_SOFTMAX_SUM]);
     if (scale != 0.0 && !(fabs(scale) > least && fabs(scale) < 1.0 / least)) return false;
-    return xdi_fast_xtoken_power(side->temperature, lse, scale, p);
+    return xdi_simd_xtoken_power(side->temperature, lse, scale, p);
 }
 
 /* ---- compare ---- */
 
 /* A chunk on its way. */
-typedef struct xdi_fast_uld {
+typedef struct xdi_simd_uld {
     const xdi_uld_loops *loops;
     const xd_uld_args *a;
     xd_uld_chunk *chunk;
@@ -18085,24 +18085,24 @@ typedef struct xdi_fast_uld {
     float *slope;
     double mean;
     xdi_uld_tile tile;
-} xdi_fast_uld;
+} xdi_simd_uld;
 
 /* Logits of ranks [r, r + n), -infinity behind the list's end. */
-static void xdi_fast_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
+static void xdi_simd_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
     for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
     for (; i < n; i++) out[i] = -INFINITY;
 }
 
-static void xdi_fast_uld_unmatched(xdi_fast_uld *f, int64_t at) {
+static void xdi_simd_uld_unmatched(xdi_simd_uld *f, int64_t at) {
     const xd_uld_rows *student = &f->a->side[XD_ULD_STUDENT], *teacher = &f->a->side[XD_ULD_TEACHER];
     const uint64_t *x = student->sorted + at * student->count, *y = teacher->sorted + at * teacher->count;
     const int64_t longest = student->count > teacher->count ? student->count : teacher->count;
     const float weight = (float)f->a->unmatched_weight;
     for (int64_t r = 0; student->count > 0 && teacher->count > 0 && r < longest; r += XDI_ULD_TILE) {
         const int64_t n = longest - r < XDI_ULD_TILE ? longest - r : (int64_t)XDI_ULD_TILE;
-        xdi_fast_uld_logits(x, student->count, r, n, f->tile.x);
-        xdi_fast_uld_logits(y, teacher->count, r, n, f->tile.y);
+        xdi_simd_uld_logits(x, student->count, r, n, f->tile.x);
+        xdi_simd_uld_logits(y, teacher->count, r, n, f->tile.y);
         f->loops->ranks(&f->tile, n, &f->power[XD_ULD_STUDENT], &f->power[XD_ULD_TEACHER]);
         f->chunk->unmatched += f->tile.value;
         f->mean += f->a->unmatched_weight * f->tile.mean;
@@ -18111,7 +18111,7 @@ static void xdi_fast_uld_unmatched(xdi_fast_uld *f, int64_t at) {
     }
 }
 
-static void xdi_fast_uld_matched(xdi_fast_uld *f) {
+static void xdi_simd_uld_matched(xdi_simd_uld *f) {
     const xd_uld_args *a = f->a;
     const float weight = (float)a->matched_weight;
     for (int64_t first = 0; first < a->matched_count; first += XDI_ULD_TILE) {
@@ -18131,42 +18131,42 @@ static void xdi_fast_uld_matched(xdi_fast_uld *f) {
 }
 
 /* False: nothing is done. */
-static bool xdi_fast_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
+static bool xdi_simd_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
     const int64_t columns = a->side[XD_ULD_STUDENT].columns;
-    xdi_fast_uld f;
+    xdi_simd_uld f;
     f.loops = xdi_loops_of(launch)->uld;
     f.a = a;
     f.chunk = &a->chunks[i];
     f.slope = a->slope ? a->slope + i * columns : NULL;
     f.mean = 0.0;
     for (int which = 0; which < XD_ULD_SIDES; which++)
-        if (!xdi_fast_uld_power(&a->side[which], f.chunk->base[which], f.chunk->factor[which],
+        if (!xdi_simd_uld_power(&a->side[which], f.chunk->base[which], f.chunk->factor[which],
                                 &f.power[which]) ||
             f.chunk->factor[which] == 0.0)
             return false;
     f.chunk->matched = f.chunk->unmatched = 0.0;
     if (f.slope) memset(f.slope, 0, (size_t)columns * sizeof *f.slope);
-    xdi_fast_uld_unmatched(&f, i);
-    xdi_fast_uld_matched(&f);
+    xdi_simd_uld_unmatched(&f, i);
+    xdi_simd_uld_matched(&f);
     f.chunk->mean = f.mean / f.chunk->factor[XD_ULD_STUDENT];
     return true;
 }
 
-static void xdi_fast_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                         int slot) {
     const xd_uld_args *a = (const xd_uld_args *)args;
     (void)slot;
     for (int64_t i = begin; i < end; i++)
-        if (a->chunks[i].finite && !xdi_fast_uld_chunk(launch, a, i)) xdi_uld_compare_chunk(a, i);
+        if (a->chunks[i].finite && !xdi_simd_uld_chunk(launch, a, i)) xdi_uld_compare_chunk(a, i);
 }
 
-static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
-    return xdi_spread_items(launch, a->count, 1, xdi_fast_uld_compare_chunks, a);
+static xd_result xdi_simd_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_spread_items(launch, a->count, 1, xdi_simd_uld_compare_chunks, a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
+static void xdi_simd_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
     const xd_uld_rows *side = &a->side[XD_ULD_STUDENT];
     const int64_t i = a->owner[row] - a->first;
     const xdi_uld_scale s = xdi_uld_row_scale(a, &a->chunks[i], row);
@@ -18176,27 +18176,27 @@ static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a
     w.times_p = s.only < 0;
     w.u_scale = 1.0f;
     w.shift = (float)s.mean;
-    if (!xdi_fast_uld_power(side, row, s.scale, &w.p)) {
+    if (!xdi_simd_uld_power(side, row, s.scale, &w.p)) {
         xdi_uld_gradient_row(a, row);
         return;
     }
     for (int64_t c = 0; c < side->columns; c += XDI_TILE) {
-        w.x = xdi_fast_array(&side->logits, row, c);
-        w.out = xdi_fast_array(&a->gradient, row, c);
+        w.x = xdi_simd_array_of(&side->logits, row, c);
+        w.out = xdi_simd_array_of(&a->gradient, row, c);
         w.u = s.only < 0 ? a->slope + i * side->columns + c : NULL;
-        xdi_loops_of(launch)->xtoken->write(&w, xdi_fast_tile_at(c, side->columns));
+        xdi_loops_of(launch)->xtoken->write(&w, xdi_simd_tile_at(c, side->columns));
     }
     if (s.only >= 0) xdi_loss_store(&a->gradient, row, s.only, s.scale * s.mean * (1.0 - s.mean));
 }
 
-static xd_result xdi_fast_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
-    return xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
+static xd_result xdi_simd_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    return xdi_uld_gradient_rows(launch, a, xdi_simd_uld_write_row);
 }
 
 /* The entries that vectors do better. */
-XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels) {
-    kernels->compare = xdi_fast_uld_compare;
-    kernels->gradient = xdi_fast_uld_gradient;
+XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels) {
+    kernels->compare = xdi_simd_uld_compare;
+    kernels->gradient = xdi_simd_uld_gradient;
 }
 
 /* >>kernel/simd/reduce.c */
@@ -18237,7 +18237,7 @@ static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t 
     }
 }
 
-static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
+static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
@@ -18246,8 +18246,8 @@ static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, cons
     return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 
-XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {
-    kernels->pieces = xdi_fast_reduce_pieces;
+XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
+    kernels->pieces = xdi_simd_reduce_pieces;
 }
 
 /* >>kernel/kernels.c */
@@ -18350,13 +18350,13 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
-        xdi_fast_loss_fill(&kernels->loss);
-        xdi_fast_topk_fill(&kernels->topk);
-        xdi_fast_mft_fill(&kernels->mft);
-        xdi_fast_rows_fill(&kernels->rows, &kernels->softmax);
-        xdi_fast_xtoken_fill(&kernels->xtoken);
-        xdi_fast_uld_fill(&kernels->uld);
-        xdi_fast_reduce_fill(&kernels->reduce);
+        xdi_simd_loss_fill(&kernels->loss);
+        xdi_simd_topk_fill(&kernels->topk);
+        xdi_simd_mft_fill(&kernels->mft);
+        xdi_simd_rows_fill(&kernels->rows, &kernels->softmax);
+        xdi_simd_xtoken_fill(&kernels->xtoken);
+        xdi_simd_uld_fill(&kernels->uld);
+        xdi_simd_reduce_fill(&kernels->reduce);
     }
     kernels->optimizer = *xdi_optimizer_kernels_level(level);
     kernels->clip = xd_clip_cpu;
@@ -43533,4 +43533,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 39bc69f3a1849f87daa6881a7c13eca2a198145e619487b044a8f3937289e396 */
+/* xdistill sha256 c0636c7a00de76f2e3b5f4e00e12965e12a70b8e529b5c3fca948bc70209f9e4 */

@@ -345,7 +345,7 @@ XD_TEST(more_than_one_tile_with_the_maximum_anywhere) {
 
 XD_TEST(a_row_of_more_tiles_than_powers_are_kept_of) {
     static problem p;
-    fill(&p, (XDI_FAST_KEPT + 1) * XDI_TILE + 70, 9);
+    fill(&p, (XDI_SIMD_KEPT + 1) * XDI_TILE + 70, 9);
     for (int r = 0; r < ROWS; r++) { /* the integers change within what is kept */
         p.student[r * p.width + 20 * XDI_TILE + 500 * r] = 80.0f;
         p.teacher[r * p.width + 30 * XDI_TILE + 500 * r] = 85.0f;

@@ -98,13 +98,13 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
-        xdi_fast_loss_fill(&kernels->loss);
-        xdi_fast_topk_fill(&kernels->topk);
-        xdi_fast_mft_fill(&kernels->mft);
-        xdi_fast_rows_fill(&kernels->rows, &kernels->softmax);
-        xdi_fast_xtoken_fill(&kernels->xtoken);
-        xdi_fast_uld_fill(&kernels->uld);
-        xdi_fast_reduce_fill(&kernels->reduce);
+        xdi_simd_loss_fill(&kernels->loss);
+        xdi_simd_topk_fill(&kernels->topk);
+        xdi_simd_mft_fill(&kernels->mft);
+        xdi_simd_rows_fill(&kernels->rows, &kernels->softmax);
+        xdi_simd_xtoken_fill(&kernels->xtoken);
+        xdi_simd_uld_fill(&kernels->uld);
+        xdi_simd_reduce_fill(&kernels->reduce);
     }
     kernels->optimizer = *xdi_optimizer_kernels_level(level);
     kernels->clip = xd_clip_cpu;

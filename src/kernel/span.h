@@ -46,7 +46,7 @@ typedef struct xdi_span_kernels {
     /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool fast; /* gathers exact norms by exponent; for speed only */
+    bool binned; /* gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */

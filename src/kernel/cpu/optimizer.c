@@ -547,7 +547,7 @@ static void xdi_norm_part(const void *job, int64_t k, int64_t begin, int64_t end
     const xdi_norm_job *j = (const xdi_norm_job *)job;
     const xd_norm_array *a = &j->args->arrays[k];
     /* Bins pay from a few spans on: emptying them costs as much as adding one. */
-    const bool binned = j->spans->fast && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
+    const bool binned = j->spans->binned && j->args->exact && j->args->type != XD_NORM_MAX && !a->replica &&
                         a->count >= 4 * XDI_SPAN;
     for (int64_t at = begin; binned && at < end; at += XDI_NORM_BLOCK)
         xdi_norm_block(j->args, j->spans, a, at, end - at < XDI_NORM_BLOCK ? end : at + XDI_NORM_BLOCK,

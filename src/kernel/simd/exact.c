@@ -52,10 +52,10 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
     tile.teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
     tile.scale = 1.0 / a->temperature;
     for (int64_t c = 0; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
+        const int64_t n = xdi_simd_tile_at(c, whole);
         xd_fixed part[XD_LOSS_SUMS];
-        tile.x = xdi_fast_array(&a->student, r, c);
-        if (soft) tile.y = xdi_fast_array(&a->teacher, r, c);
+        tile.x = xdi_simd_array_of(&a->student, r, c);
+        if (soft) tile.y = xdi_simd_array_of(&a->teacher, r, c);
         if (!xdi_exact_tile_stats(level, a, &tile, n, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_BAD))
             xdi_loss_stats_columns(a, r, c, c + n, ref, sums);
@@ -78,10 +78,10 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
     memset(&tile, 0, sizeof tile);
     tile.scale = 1.0 / a->temperature;
     for (int64_t c = 0; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
+        const int64_t n = xdi_simd_tile_at(c, whole);
         xd_fixed part[XD_LOSS_MIXTURES];
-        tile.x = xdi_fast_array(&a->student, r, c);
-        tile.y = xdi_fast_array(&a->teacher, r, c);
+        tile.x = xdi_simd_array_of(&a->student, r, c);
+        tile.y = xdi_simd_array_of(&a->teacher, r, c);
         if (!level->mixture(&tile, n, a->row + r, a->beta, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_MIXTURES))
             xdi_loss_mixture_columns(a, r, c, c + n, sums);
@@ -102,8 +102,8 @@ static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int
     const xdi_exact_level *level = (const xdi_exact_level *)state;
     const int64_t whole = end - (end - begin) % level->lanes;
     for (int64_t c = begin; c < whole; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, whole);
-        const xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+        const int64_t n = xdi_simd_tile_at(c, whole);
+        const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, c);
         xd_fixed part[XD_TOPK_SUMS];
         memset(part, 0, sizeof part);
         if (!level->moments(x, n, a->maxima[r], 1.0 / a->temperature, &part[XD_TOPK_OUTSIDE],

@@ -7,16 +7,16 @@
 #include "kernel/span.h"
 
 /* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
-XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
-XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels);
-XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
-XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
-XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels);
-XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels);
-XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
+XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
+XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
+XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
+XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
+XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
+XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
 
 /* topk.c: the entry select. */
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
+XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);
 
 /* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
 XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_level(xd_cpu_level level);

@@ -9,21 +9,21 @@
 #include <string.h>
 
 /* How far a maximum may lie above the integer, in powers of two. */
-#define XDI_FAST_ROOM 60.0
+#define XDI_SIMD_ROOM 60.0
 
-static xd_rows xdi_fast_one_row(xd_rows x, int64_t row) {
-    x.data = xdi_fast_array(&x, row, 0).data;
-    x.stride = xdi_fast_stride(&x);
+static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {
+    x.data = xdi_simd_array_of(&x, row, 0).data;
+    x.stride = xdi_simd_stride(&x);
     x.rows = 1;
     return x;
 }
 
 /* The arguments as they would be with this row alone. */
-static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
+static xd_loss_args xdi_simd_row_args(const xd_loss_args *a, int64_t r) {
     xd_loss_args one = *a;
-    one.student = xdi_fast_one_row(a->student, r);
-    one.teacher = xdi_fast_one_row(a->teacher, r);
-    one.gradient = xdi_fast_one_row(a->gradient, r);
+    one.student = xdi_simd_one_row(a->student, r);
+    one.teacher = xdi_simd_one_row(a->teacher, r);
+    one.gradient = xdi_simd_one_row(a->gradient, r);
     one.row_scale = a->row_scale + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
@@ -33,7 +33,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     return one;
 }
 
-static bool xdi_fast_dtypes(const xd_loss_args *a) {
+static bool xdi_simd_dtypes(const xd_loss_args *a) {
     const bool teacher =
         !a->teacher.data || a->teacher.dtype == XD_DTYPE_F32 || a->teacher.dtype == XD_DTYPE_BF16;
     const bool gradient =
@@ -44,33 +44,33 @@ static bool xdi_fast_dtypes(const xd_loss_args *a) {
 /* ---- references and sums ---- */
 
 /* One exponential's sum over a row, as far as it has come. */
-typedef struct xdi_fast_sum {
+typedef struct xdi_simd_sum {
     double factor;
     xdi_tile_power power;
     double sum;
     float max;
     int64_t tile; /* where max came first */
-} xdi_fast_sum;
+} xdi_simd_sum;
 
 /* False when the row begins with what f32 does not fit. */
-static bool xdi_fast_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
-                           xdi_fast_sum *sum) {
+static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
+                           xdi_simd_sum *sum) {
     float guess = tiles->max(x, columns < 256 ? columns : 256);
     if (guess == -INFINITY) guess = tiles->max(x, columns);
     const double whole = rint((double)guess * factor);
     memset(sum, 0, sizeof *sum);
     sum->factor = factor;
     sum->max = -INFINITY;
-    if (!xdi_fast_fits((double)guess, factor)) return false;
+    if (!xdi_simd_fits((double)guess, factor)) return false;
     sum->power = xdi_tile_power_of(factor, whole);
     return true;
 }
 
 /* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
-static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
+static bool xdi_simd_raise(xdi_simd_sum *sum, float max, double *raise) {
     const double exponent = (double)max * sum->factor;
     *raise = 0.0;
-    if (!(exponent > (double)sum->power.whole + XDI_FAST_ROOM) || !xdi_fast_fits((double)max, sum->factor))
+    if (!(exponent > (double)sum->power.whole + XDI_SIMD_ROOM) || !xdi_simd_fits((double)max, sum->factor))
         return false;
     const double whole = rint(exponent);
     *raise = whole - (double)sum->power.whole;
@@ -79,41 +79,41 @@ static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
     return true;
 }
 
-static void xdi_fast_take_max(xdi_fast_sum *sum, float max, int64_t tile) {
+static void xdi_simd_take_max(xdi_simd_sum *sum, float max, int64_t tile) {
     if (!(max > sum->max)) return;
     sum->max = max;
     sum->tile = tile;
 }
 
-static void xdi_fast_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
-                              xdi_fast_sum *sum) {
+static void xdi_simd_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
+                              xdi_simd_sum *sum) {
     float max;
     double raise, part = tiles->sum(x, n, sum->power, NULL, &max);
-    if (xdi_fast_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
+    if (xdi_simd_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
     sum->sum += part;
-    xdi_fast_take_max(sum, max, tile);
+    xdi_simd_take_max(sum, max, tile);
 }
 
 /* log2 of a unit of the sum relative to e^(a reference / temperature). */
-static double xdi_fast_shift(const xdi_fast_sum *sum, double reference) {
+static double xdi_simd_shift(const xdi_simd_sum *sum, double reference) {
     return (double)sum->power.whole - reference * (double)sum->power.factor;
 }
 
-static double xdi_fast_relative(const xdi_fast_sum *sum) {
-    return sum->sum * exp2(xdi_fast_shift(sum, (double)sum->max));
+static double xdi_simd_relative(const xdi_simd_sum *sum) {
+    return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
 /* All that one row of one shard adds up to. */
-typedef struct xdi_fast_row {
-    xdi_fast_sum hard, student, teacher; /* student, teacher: at the temperature */
+typedef struct xdi_simd_row {
+    xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
     double cross;                        /* as xdi_tile_pair has it */
     double linear, linear_reference;
     bool careful, infinite;
-} xdi_fast_row;
+} xdi_simd_row;
 
 /* The pair of a tile; when an integer was too small, again. */
-static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
-                              xdi_fast_sum *own, xdi_fast_sum *other, xdi_fast_row *row) {
+static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
+                              xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
     for (;;) {
         double own_raise, other_raise;
         const double own_sum = own->sum;
@@ -121,8 +121,8 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
         pair->q = other->power;
         pair->careful = row->careful;
         tiles->pair(pair, n);
-        const bool raised = xdi_fast_raise(own, pair->own_max, &own_raise);
-        const bool again = xdi_fast_raise(other, pair->other_max, &other_raise) || raised;
+        const bool raised = xdi_simd_raise(own, pair->own_max, &own_raise);
+        const bool again = xdi_simd_raise(other, pair->other_max, &other_raise) || raised;
         row->cross =
             exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
         if (!again && (row->careful || isfinite(pair->cross))) break;
@@ -132,75 +132,75 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     other->sum += pair->other;
     row->cross += pair->cross;
     row->infinite = row->infinite || pair->infinite;
-    xdi_fast_take_max(own, pair->own_max, tile);
-    xdi_fast_take_max(other, pair->other_max, tile);
+    xdi_simd_take_max(own, pair->own_max, tile);
+    xdi_simd_take_max(other, pair->other_max, tile);
 }
 
 /* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
  * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
  * integers that held then. */
-enum { XDI_FAST_KEPT = 32 };
-typedef char xdi_fast_kept_fits[XDI_FAST_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
+enum { XDI_SIMD_KEPT = 32 };
+typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
-typedef struct xdi_fast_kept {
+typedef struct xdi_simd_kept {
     int64_t begin; /* the first column of them */
     float *powers; /* [tiles kept, teacher and student, XDI_TILE] */
-    float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
-} xdi_fast_kept;
+    float teacher_whole[XDI_SIMD_KEPT], student_whole[XDI_SIMD_KEPT];
+} xdi_simd_kept;
 
 /* Which of the kept tiles begins at column c. */
-static int64_t xdi_fast_kept_tile(const xdi_fast_kept *kept, int64_t c) {
+static int64_t xdi_simd_kept_tile(const xdi_simd_kept *kept, int64_t c) {
     return (c - kept->begin) / XDI_TILE;
 }
 
 /* The teacher's powers of a kept tile, the student's behind them. */
-static float *xdi_fast_kept_powers(const xdi_fast_kept *kept, int64_t tile) {
+static float *xdi_simd_kept_powers(const xdi_simd_kept *kept, int64_t tile) {
     return kept->powers + tile * 2 * XDI_TILE;
 }
 
-static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, xdi_fast_kept *kept, xdi_fast_row *row) {
+static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
+                          bool soft, xdi_simd_kept *kept, xdi_simd_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
     memset(&pair, 0, sizeof pair);
     memset(row, 0, sizeof *row);
-    const xdi_simd_array x = xdi_fast_array(&a->student, 0, 0), y = xdi_fast_array(&a->teacher, 0, 0);
-    if (hard && !xdi_fast_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
-    if (soft && !xdi_fast_begin(tiles, x, columns, factor, &row->student)) return false;
-    if (soft && !xdi_fast_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    const xdi_simd_array x = xdi_simd_array_of(&a->student, 0, 0), y = xdi_simd_array_of(&a->teacher, 0, 0);
+    if (hard && !xdi_simd_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
+    if (soft && !xdi_simd_begin(tiles, x, columns, factor, &row->student)) return false;
+    if (soft && !xdi_simd_begin(tiles, y, columns, factor, &row->teacher)) return false;
     row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
     pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, columns);
-        const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
-                             teacher = xdi_fast_array(&a->teacher, 0, c);
+        const int64_t n = xdi_simd_tile_at(c, columns);
+        const xdi_simd_array student = xdi_simd_array_of(&a->student, 0, c),
+                             teacher = xdi_simd_array_of(&a->teacher, 0, c);
         const bool keeps = kept && c >= kept->begin;
-        if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
+        if (hard) xdi_simd_add_tile(tiles, student, n, c, &row->hard);
         if (hard && a->uniform_weight != 0.0)
             row->linear += tiles->linear(student, n, (float)row->linear_reference);
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
-            if (keeps) pair.kept = xdi_fast_kept_powers(kept, xdi_fast_kept_tile(kept, c));
-            xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
+            if (keeps) pair.kept = xdi_simd_kept_powers(kept, xdi_simd_kept_tile(kept, c));
+            xdi_simd_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
-            xdi_fast_add_tile(tiles, student, n, c, &row->student);
-            xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
+            xdi_simd_add_tile(tiles, student, n, c, &row->student);
+            xdi_simd_add_tile(tiles, teacher, n, c, &row->teacher);
         }
         if (!keeps) continue;
-        kept->student_whole[xdi_fast_kept_tile(kept, c)] = row->student.power.whole;
-        kept->teacher_whole[xdi_fast_kept_tile(kept, c)] = row->teacher.power.whole;
+        kept->student_whole[xdi_simd_kept_tile(kept, c)] = row->student.power.whole;
+        kept->teacher_whole[xdi_simd_kept_tile(kept, c)] = row->teacher.power.whole;
     }
     return true;
 }
 
 /* CROSS of kernel/loss.h from the tiles' sum. */
-static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, const double *ref) {
-    const double student = xdi_fast_shift(&row->student, ref[XD_LOSS_MAX]);
-    const double teacher = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
-    const double at_arg = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
+static double xdi_simd_cross(const xd_loss_args *a, const xdi_simd_row *row, const double *ref) {
+    const double student = xdi_simd_shift(&row->student, ref[XD_LOSS_MAX]);
+    const double teacher = xdi_simd_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
+    const double at_arg = xdi_simd_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
     switch (a->divergence) {
     case XD_KL_FORWARD:
         return XDI_TILE_LN2 * exp2(teacher) * (row->cross + row->teacher.sum * (teacher - student));
@@ -212,11 +212,11 @@ static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, con
 }
 
 /* The lowest column of the tile that has the value. */
-static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
     const int64_t block = 64;
     for (;; begin += block) {
         const int64_t n = x->cols - begin < block ? x->cols - begin : block;
-        if (!(tiles->max(xdi_fast_array(x, 0, begin), n) < value)) break;
+        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
     }
     while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
     return begin;
@@ -224,7 +224,7 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
 
 /* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
  * the plain kernels; no reference and no sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
+static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_simd_kept *kept, double *ref,
                               double *sums) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool hard_loss = xdi_loss_has_hard(a);
@@ -233,24 +233,24 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
         soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
-    xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
+    xdi_simd_row row;
+    if (columns == 0 || !xdi_simd_dtypes(a) || !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
-    const xdi_fast_sum *student = soft ? &row.student : &row.hard;
-    if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
-    if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
-    const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
+    const xdi_simd_sum *student = soft ? &row.student : &row.hard;
+    if (!xdi_simd_fits((double)student->max, student->factor) || row.infinite) return false;
+    if (soft && !xdi_simd_fits((double)row.teacher.max, row.teacher.factor)) return false;
+    const int64_t arg = xdi_simd_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
     reference[XD_LOSS_ARG] = (double)(arg + a->vocab.begin);
     if (soft) {
         reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
         reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
-        sum[XD_LOSS_SOFT] = xdi_fast_relative(&row.student);
-        sum[XD_LOSS_TEACHER] = xdi_fast_relative(&row.teacher);
-        sum[XD_LOSS_CROSS] = xdi_fast_cross(a, &row, reference);
+        sum[XD_LOSS_SOFT] = xdi_simd_relative(&row.student);
+        sum[XD_LOSS_TEACHER] = xdi_simd_relative(&row.teacher);
+        sum[XD_LOSS_CROSS] = xdi_simd_cross(a, &row, reference);
     }
-    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_fast_relative(&row.hard) : sum[XD_LOSS_SOFT];
+    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_simd_relative(&row.hard) : sum[XD_LOSS_SOFT];
     if (hard_loss && a->uniform_weight != 0.0)
         sum[XD_LOSS_LINEAR] =
             row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
@@ -265,10 +265,10 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
 }
 
 /* Whether the powers were kept. */
-static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+static bool xdi_simd_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
                                        const xd_loss_kernels *plain, const xd_loss_args *one,
-                                       xdi_fast_kept *kept) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
+                                       xdi_simd_kept *kept) {
+    if (one->row_scale[0] != 0.0 && xdi_simd_partials(tiles, one, kept, one->references, (double *)one->sums))
         return kept != NULL;
     plain->references(launch, one);
     plain->stats(launch, one);
@@ -277,12 +277,12 @@ static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles 
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
  * numbers, or all -infinity. */
-static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
+static bool xdi_simd_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
                              int64_t *column) {
     float largest = -INFINITY;
     int64_t tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const float here = tiles->max(xdi_fast_array(x, 0, c), xdi_fast_tile_at(c, columns));
+        const float here = tiles->max(xdi_simd_array_of(x, 0, c), xdi_simd_tile_at(c, columns));
         if (!(here < INFINITY)) return false;
         if (!(here > largest)) continue;
         largest = here;
@@ -290,25 +290,25 @@ static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t c
     }
     if (largest == -INFINITY) return false;
     *max = (double)largest;
-    *column = xdi_fast_find(tiles, x, tile, largest);
+    *column = xdi_simd_find(tiles, x, tile, largest);
     return true;
 }
 
-static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
+static void xdi_simd_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
                                           int64_t end, int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
         double max, teacher_max = 0.0;
         int64_t arg, teacher_arg;
-        if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
-            !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
-            (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
+        if (one.row_scale[0] == 0.0 || !xdi_simd_dtypes(a) ||
+            !xdi_simd_row_max(tiles, &one.student, columns, &max, &arg) ||
+            (soft && !xdi_simd_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
             plain->references(launch, &one);
             continue;
         }
@@ -319,21 +319,21 @@ static void xdi_fast_loss_references_rows(const xd_launch *launch, const void *a
     }
 }
 
-static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_references_rows, a);
+static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_references_rows, a);
 }
 
 /* The references are this shard's own: what the sweep finds by itself. */
-static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_simd_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -341,41 +341,41 @@ static void xdi_fast_loss_stats_rows(const xd_launch *launch, const void *args, 
     }
 }
 
-static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+static xd_result xdi_simd_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (a->fixed) return xdi_exact_stats(launch, a);
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_stats_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_stats_rows, a);
 }
 
 /* ---- Jensen-Shannon divergence ---- */
 
-XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum) {
     const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
-    xdi_fast_power p;
+    xdi_simd_power p;
     p.power = xdi_tile_power_of(factor, rint(log2_all));
     p.rest = log2_all - rint(log2_all);
     return p;
 }
 
-static xdi_fast_power xdi_fast_student(const xd_loss_args *a, const xd_loss_row *row) {
-    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
+static xdi_simd_power xdi_simd_student(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
 }
 
-static xdi_fast_power xdi_fast_teacher(const xd_loss_args *a, const xd_loss_row *row) {
-    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+static xdi_simd_power xdi_simd_teacher(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
 }
 
 /* Is the row within what the vectors take? */
-static bool xdi_fast_accepts(const xd_loss_args *a, const xd_loss_row *row) {
+static bool xdi_simd_accepts(const xd_loss_args *a, const xd_loss_row *row) {
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool mixed = a->teacher.data && a->divergence == XD_JSD;
     if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
-    if (!xdi_fast_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
-    return xdi_fast_fits(row->max, factor) && xdi_fast_fits(row->max, XDI_TILE_LOG2E) &&
-           xdi_fast_fits(row->teacher_max, factor);
+    if (!xdi_simd_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
+    return xdi_simd_fits(row->max, factor) && xdi_simd_fits(row->max, XDI_TILE_LOG2E) &&
+           xdi_simd_fits(row->teacher_max, factor);
 }
 
-static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_power *student,
-                                         const xdi_fast_power *teacher, double top) {
+static xdi_tile_mixture xdi_simd_mixture(const xd_loss_args *a, const xdi_simd_power *student,
+                                         const xdi_simd_power *teacher, double top) {
     xdi_tile_mixture m;
     m.p = student->power;
     m.q = teacher->power;
@@ -387,15 +387,15 @@ static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_p
     return m;
 }
 
-static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+static void xdi_simd_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                                  double *sums) {
-    const xdi_fast_power student = xdi_fast_student(a, a->row), teacher = xdi_fast_teacher(a, a->row);
-    const xdi_tile_mixture m = xdi_fast_mixture(a, &student, &teacher, a->row->top);
+    const xdi_simd_power student = xdi_simd_student(a, a->row), teacher = xdi_simd_teacher(a, a->row);
+    const xdi_tile_mixture m = xdi_simd_mixture(a, &student, &teacher, a->row->top);
     double p_sum = 0.0, q_sum = 0.0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         double p, q;
-        tiles->mixture(xdi_fast_array(&a->student, 0, c), xdi_fast_array(&a->teacher, 0, c), &m,
-                       xdi_fast_tile_at(c, columns), &p, &q);
+        tiles->mixture(xdi_simd_array_of(&a->student, 0, c), xdi_simd_array_of(&a->teacher, 0, c), &m,
+                       xdi_simd_tile_at(c, columns), &p, &q);
         p_sum += p;
         q_sum += q;
     }
@@ -403,38 +403,38 @@ static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, 
     sums[XD_LOSS_TEACHER_MIXTURE] = XDI_TILE_LN2 * exp2(-teacher.rest) * q_sum;
 }
 
-static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
+static void xdi_simd_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
     const int64_t columns = one->vocab.end - one->vocab.begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
-    if (counts && xdi_fast_accepts(one, one->row))
-        xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
+    if (counts && xdi_simd_accepts(one, one->row))
+        xdi_simd_mixture_row(tiles, one, columns, (double *)one->mixtures);
     else
         plain->mixture(launch, one);
 }
 
-static void xdi_fast_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_mixture(launch, tiles, plain, &one);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
+        xdi_simd_loss_row_mixture(launch, tiles, plain, &one);
     }
 }
 
-static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+static xd_result xdi_simd_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     if (a->fixed) return xdi_exact_mixtures(launch, a);
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_mixture_rows, a);
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_mixture_rows, a);
 }
 
 /* ---- gradient ---- */
 
-static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
+static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
     const xd_loss_row *row = a->row;
-    const xdi_fast_power student = xdi_fast_student(a, row), teacher = xdi_fast_teacher(a, row);
+    const xdi_simd_power student = xdi_simd_student(a, row), teacher = xdi_simd_teacher(a, row);
     const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
     g->p = student.power;
     g->q = teacher.power;
@@ -447,7 +447,7 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
         return XDI_TILE_REVERSE;
     case XD_JSD:
         g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
-        g->mixture = xdi_fast_mixture(a, &student, &teacher, row->top + row->mean);
+        g->mixture = xdi_simd_mixture(a, &student, &teacher, row->top + row->mean);
         return XDI_TILE_MIXTURE;
     default: g->teacher_scale = (float)(weight * exp2(-teacher.rest)); return XDI_TILE_FORWARD;
     }
@@ -455,39 +455,39 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
 
 /* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
  * reading what it overwrites. In place, that was read already. */
-#define XDI_FAST_STREAMED ((int64_t)8 << 20)
+#define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
-XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher) {
+XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
     const int64_t size = (int64_t)xd_dtype_size(gradient->dtype);
     if (gradient->data == student || gradient->data == teacher) return false;
-    return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
+    return gradient->rows * xdi_simd_stride(gradient) * size > XDI_SIMD_STREAMED;
 }
 
 /* How a row's gradient goes through memory. */
-typedef struct xdi_fast_path {
+typedef struct xdi_simd_path {
     bool streamed; /* past the caches */
     bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
-} xdi_fast_path;
+} xdi_simd_path;
 
 /* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
  * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
-static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
+static void xdi_simd_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
     if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
-    g->ahead[0] = (const char *)xdi_fast_array(&a->student, 1, c / 4).data;
-    g->ahead[1] = (const char *)xdi_fast_array(&a->teacher, 1, c / 4).data;
+    g->ahead[0] = (const char *)xdi_simd_array_of(&a->student, 1, c / 4).data;
+    g->ahead[1] = (const char *)xdi_simd_array_of(&a->teacher, 1, c / 4).data;
 }
 
-static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                                  xdi_fast_path path) {
+static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                  xdi_simd_path path) {
     const bool hard = xdi_loss_has_hard(a);
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
     xdi_tile_gradient g;
     xdi_tile_soft kind = XDI_TILE_NONE;
     memset(&g, 0, sizeof g);
-    if (soft) kind = xdi_fast_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
+    if (soft) kind = xdi_simd_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
     if (hard) {
-        const xdi_fast_power p = xdi_fast_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
+        const xdi_simd_power p = xdi_simd_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
         g.h = p.power;
         g.hard_scale = (float)(hard_scale * exp2(-p.rest));
         g.uniform = (float)(hard_scale * a->uniform_weight);
@@ -495,43 +495,43 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         if (!g.hard) g.soft_scale += g.hard_scale; /* the same power */
     }
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->student, 0, c);
-        g.y = xdi_fast_array(&a->teacher, 0, c);
-        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.x = xdi_simd_array_of(&a->student, 0, c);
+        g.y = xdi_simd_array_of(&a->teacher, 0, c);
+        g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        if (path.followed) xdi_fast_ask_ahead(a, c, &g);
-        tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+        if (path.followed) xdi_simd_ask_ahead(a, c, &g);
+        tiles->gradient(&g, kind, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
-static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                              const xdi_fast_kept *kept, bool streamed) {
+static void xdi_simd_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                              const xdi_simd_kept *kept, bool streamed) {
     const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
     const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
+    const xdi_simd_power p = xdi_simd_student(a, a->row), q = xdi_simd_teacher(a, a->row);
     const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
     xdi_tile_kept g;
     for (int64_t c = kept->begin; c < columns; c += XDI_TILE) {
-        const int64_t tile = xdi_fast_kept_tile(kept, c);
-        g.q = xdi_fast_kept_powers(kept, tile);
+        const int64_t tile = xdi_simd_kept_tile(kept, c);
+        g.q = xdi_simd_kept_powers(kept, tile);
         g.p = g.q + XDI_TILE;
         g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
         g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
-        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->kept(&g, xdi_fast_tile_at(c, columns));
+        tiles->kept(&g, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
-typedef struct xdi_fast_column {
+typedef struct xdi_simd_column {
     int64_t at; /* -1: not on this shard */
     double x, y;
-} xdi_fast_column;
+} xdi_simd_column;
 
-static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
-    xdi_fast_column column = { -1, 0.0, 0.0 };
+static xdi_simd_column xdi_simd_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
+    xdi_simd_column column = { -1, 0.0, 0.0 };
     if (at < 0 || at >= columns) return column;
     column.at = at;
     column.x = xdi_loss_load(&a->student, 0, at);
@@ -539,20 +539,20 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
     return column;
 }
 
-static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
+static void xdi_simd_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
                                    const xd_loss_kernels *plain, const xd_loss_args *one,
-                                   const xdi_fast_kept *kept, xdi_fast_path path) {
+                                   const xdi_simd_kept *kept, xdi_simd_path path) {
     const int64_t begin = one->vocab.begin, columns = one->vocab.end - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
-    xdi_fast_column exact[2];
-    if (!counts || !xdi_fast_accepts(one, one->row)) {
+    xdi_simd_column exact[2];
+    if (!counts || !xdi_simd_accepts(one, one->row)) {
         plain->grad(launch, one);
         return;
     }
-    exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
-    exact[1] = xdi_fast_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
-    if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
+    exact[0] = xdi_simd_column_of(one, (int64_t)one->row->argmax - begin, columns);
+    exact[1] = xdi_simd_column_of(one, one->labels.data ? xd_id_at(one->labels, 0) - begin : -1, columns);
+    xdi_simd_gradient_row(tiles, one, kept ? kept->begin : columns, path);
+    if (kept) xdi_simd_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -560,29 +560,29 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
 }
 
-static void xdi_fast_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
+    const xdi_simd_path path = { xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data), false };
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
-        const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, plain, &one, NULL, path);
+        const xd_loss_args one = xdi_simd_row_args(a, r);
+        xdi_simd_loss_row_grad(launch, tiles, plain, &one, NULL, path);
     }
     tiles->fence();
 }
 
-static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_loss_grad_rows, a);
+static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_grad_rows, a);
 }
 
 /* ---- all of it, row by row ---- */
 
 /* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
  * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
-static bool xdi_fast_keeps(const xd_loss_args *a) {
+static bool xdi_simd_keeps(const xd_loss_args *a) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
     const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
@@ -592,68 +592,68 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
 }
 
 /* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
-static void xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
+static void xdi_simd_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
     const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
-    const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
+    const int64_t most = XDI_SIMD_KEPT, count = tiles < most ? tiles : most;
     *begin = (tiles - count) * XDI_TILE;
     *powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
 }
 
-static void xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
-                               xd_loss_args *one, xdi_fast_kept *kept, xdi_fast_path path) {
+static void xdi_simd_fused_row(const xd_launch *launch, const xdi_tiles *tiles, const xd_loss_kernels *plain,
+                               xd_loss_args *one, xdi_simd_kept *kept, xdi_simd_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
+    const bool is_kept = xdi_simd_loss_row_partials(launch, tiles, plain, one, kept);
     if (one->vocab.shards > 1) return;
     one->all_references = one->references;
     one->all_sums = one->sums;
     one->all_mixtures = one->mixtures;
     plain->combine(launch, one);
     if (mixed) {
-        xdi_fast_loss_row_mixture(launch, tiles, plain, one);
+        xdi_simd_loss_row_mixture(launch, tiles, plain, one);
         plain->mixture_combine(launch, one);
     }
-    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
+    if (one->gradient.data) xdi_simd_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
 }
 
 /* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
-typedef struct xdi_fast_fused {
+typedef struct xdi_simd_fused {
     const xd_loss_args *a;
     float *powers;
     int64_t begin; /* the first column of them */
     bool streamed;
-} xdi_fast_fused;
+} xdi_simd_fused;
 
-static void xdi_fast_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                  int slot) {
-    const xdi_fast_fused *f = (const xdi_fast_fused *)args;
+    const xdi_simd_fused *f = (const xdi_simd_fused *)args;
     const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    xdi_fast_path path = { f->streamed, false };
-    xdi_fast_kept kept;
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
+    xdi_simd_path path = { f->streamed, false };
+    xdi_simd_kept kept;
     kept.begin = f->begin;
     kept.powers = slot > 0 ? (float *)xdi_parallel_scratch(launch->ctx, slot) : f->powers;
     for (int64_t r = begin; r < end; r++) {
-        xd_loss_args one = xdi_fast_row_args(f->a, r);
+        xd_loss_args one = xdi_simd_row_args(f->a, r);
         path.followed = r + 1 < end;
-        xdi_fast_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
+        xdi_simd_fused_row(launch, tiles, plain, &one, f->powers ? &kept : NULL, path);
     }
     tiles->fence();
 }
 
-static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    xdi_fast_fused f = { a, NULL, 0, xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data) };
-    if (xdi_fast_keeps(a)) xdi_fast_keep(launch->ctx, a, &f.powers, &f.begin);
+static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_simd_fused f = { a, NULL, 0, xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data) };
+    if (xdi_simd_keeps(a)) xdi_simd_keep(launch->ctx, a, &f.powers, &f.begin);
     const xd_result result =
-        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_fast_fused_piece, &f);
+        xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_fused_piece, &f);
     xdi_scratch_give(launch->ctx, f.powers);
     return result;
 }
 
 /* The loss entries that vectors do better. */
-XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
-    kernels->references = xdi_fast_loss_references;
-    kernels->stats = xdi_fast_loss_stats;
-    kernels->mixture = xdi_fast_loss_mixture;
-    kernels->grad = xdi_fast_loss_grad;
-    kernels->fused = xdi_fast_loss_fused;
+XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels) {
+    kernels->references = xdi_simd_loss_references;
+    kernels->stats = xdi_simd_loss_stats;
+    kernels->mixture = xdi_simd_loss_mixture;
+    kernels->grad = xdi_simd_loss_grad;
+    kernels->fused = xdi_simd_loss_fused;
 }

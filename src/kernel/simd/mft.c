@@ -10,14 +10,14 @@
 
 /* ---- minimal fine-tuning ---- */
 
-static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
+static void xdi_mft_simd_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
     const xd_loss_row *row = a->row + r;
-    const xdi_fast_power q =
-        xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+    const xdi_simd_power q =
+        xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
     xdi_mft_tile tile;
-    tile.x = xdi_fast_array(&a->student, r, 0);
-    tile.y = xdi_fast_array(&a->teacher, r, 0);
-    tile.out = xdi_fast_array(&a->terms, r, 0);
+    tile.x = xdi_simd_array_of(&a->student, r, 0);
+    tile.y = xdi_simd_array_of(&a->teacher, r, 0);
+    tile.out = xdi_simd_array_of(&a->terms, r, 0);
     tile.power = q.power;
     tile.q_scale = (float)((1.0 - row->mean) * exp2(-q.rest));
     tile.weight = (float)a->weight;
@@ -28,13 +28,13 @@ static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a,
     level->terms(&tile, columns);
 }
 
-static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, int64_t r, int64_t columns,
+static void xdi_mft_simd_gradient(const xdi_tiles *tiles, const xd_mft_args *a, int64_t r, int64_t columns,
                                   bool streamed) {
     const xd_loss_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature,
                  weight = a->row_scale[r] * a->weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_normalised(factor, row->max, row->soft_log);
-    const xdi_fast_power q = xdi_fast_normalised(factor, row->teacher_max, row->teacher_log);
+    const xdi_simd_power p = xdi_simd_normalised(factor, row->max, row->soft_log);
+    const xdi_simd_power q = xdi_simd_normalised(factor, row->teacher_max, row->teacher_log);
     xdi_tile_gradient g;
     memset(&g, 0, sizeof g);
     g.p = p.power;
@@ -42,17 +42,17 @@ static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
     g.soft_scale = (float)(weight * exp2(-p.rest));
     g.teacher_scale = (float)(weight * (1.0 - row->mean) * exp2(-q.rest));
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->student, r, c);
-        g.y = xdi_fast_array(&a->teacher, r, c);
-        g.out = xdi_fast_array(&a->gradient, r, c);
+        g.x = xdi_simd_array_of(&a->student, r, c);
+        g.y = xdi_simd_array_of(&a->teacher, r, c);
+        g.out = xdi_simd_array_of(&a->gradient, r, c);
         g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->gradient(&g, XDI_TILE_FORWARD, xdi_fast_tile_at(c, columns));
+        tiles->gradient(&g, XDI_TILE_FORWARD, xdi_simd_tile_at(c, columns));
     }
 }
 
 /* The label's column, which the correction is about, and the favourite's: most of the probability may be there, so that
  * f32 would cancel. Their logits are read before the row is overwritten. */
-static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
+static void xdi_mft_simd_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
     const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
                             (int64_t)a->row[r].argmax - a->vocab.begin };
@@ -62,38 +62,38 @@ static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles,
         x[i] = xdi_loss_load(&a->student, r, at[i]);
         y[i] = xdi_loss_load(&a->teacher, r, at[i]);
     }
-    if (a->terms.data) xdi_mft_fast_terms(level, a, r, columns);
-    if (a->gradient.data) xdi_mft_fast_gradient(tiles, a, r, columns, streamed);
+    if (a->terms.data) xdi_mft_simd_terms(level, a, r, columns);
+    if (a->gradient.data) xdi_mft_simd_gradient(tiles, a, r, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (at[i] >= 0 && at[i] < columns) xdi_mft_write_at(a, r, at[i], x[i], y[i]);
 }
 
-static void xdi_mft_fast_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_write_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const double factor = XDI_TILE_LOG2E / a->temperature;
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    const bool streamed = xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
-        if (xdi_fast_fits(a->row[r].max, factor) && xdi_fast_fits(a->row[r].teacher_max, factor))
-            xdi_mft_fast_row(level, tiles, a, r, columns, streamed);
+        if (xdi_simd_fits(a->row[r].max, factor) && xdi_simd_fits(a->row[r].teacher_max, factor))
+            xdi_mft_simd_row(level, tiles, a, r, columns, streamed);
         else
             xdi_mft_write_row(a, r, columns);
     }
     tiles->fence();
 }
 
-static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_write_rows,
+static xd_result xdi_mft_simd_write(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_write_rows,
                            a);
 }
 
 /* ---- cosine ---- */
 
-static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_largest_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
@@ -101,31 +101,31 @@ static void xdi_mft_fast_largest_rows(const xd_launch *launch, const void *args,
     for (int64_t r = begin; r < end; r++) {
         const int64_t columns = a->row_scale[r] != 0.0 ? a->vocab.end - a->vocab.begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
-        sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
-        sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
+        sides[XD_MFT_STUDENT] = (double)level->largest(xdi_simd_array_of(&a->student, r, 0), columns);
+        sides[XD_MFT_TEACHER] = (double)level->largest(xdi_simd_array_of(&a->teacher, r, 0), columns);
     }
 }
 
-static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_largest_rows,
+static xd_result xdi_mft_simd_largest(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_largest_rows,
                            a);
 }
 
-static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+static void xdi_mft_simd_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                       double y_scale, xdi_cosine_sums *sums) {
     const xdi_mft_level *level = (const xdi_mft_level *)state;
-    const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->student, r, 0), y = xdi_simd_array_of(&a->teacher, r, 0);
     if (a->fixed)
         level->exact(x, y, a->vocab.end - a->vocab.begin, x_scale, y_scale, sums->exact);
     else
         level->products(x, y, a->vocab.end - a->vocab.begin, sums->plain);
 }
 
-static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_cosine_products_rows(launch, a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
+static xd_result xdi_mft_simd_products(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_cosine_products_rows(launch, a, xdi_mft_simd_products_row, xdi_loops_of(launch)->mft);
 }
 
-static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_mft_simd_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_mft_args *a = (const xd_mft_args *)args;
     const xdi_mft_level *level = xdi_loops_of(launch)->mft;
@@ -134,20 +134,20 @@ static void xdi_mft_fast_slopes_rows(const xd_launch *launch, const void *args, 
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
         xd_cosine_slope(a, r, &of_x, &of_y);
-        level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
-                      xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
+        level->slopes(xdi_simd_array_of(&a->student, r, 0), xdi_simd_array_of(&a->teacher, r, 0),
+                      xdi_simd_array_of(&a->gradient, r, 0), columns, of_x, of_y);
     }
 }
 
-static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_fast_slopes_rows,
+static xd_result xdi_mft_simd_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    return xdi_spread_rows(launch, a->student.rows, a->vocab.end - a->vocab.begin, xdi_mft_simd_slopes_rows,
                            a);
 }
 
 /* The entries that vectors do better; what is done once a row stays plain. */
-XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels) {
-    kernels->write = xdi_mft_fast_write;
-    kernels->largest = xdi_mft_fast_largest;
-    kernels->products = xdi_mft_fast_products;
-    kernels->slopes = xdi_mft_fast_slopes;
+XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels) {
+    kernels->write = xdi_mft_simd_write;
+    kernels->largest = xdi_mft_simd_largest;
+    kernels->products = xdi_mft_simd_products;
+    kernels->slopes = xdi_mft_simd_slopes;
 }

@@ -36,7 +36,7 @@ static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t 
     }
 }
 
-static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
+static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
@@ -45,6 +45,6 @@ static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, cons
     return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 
-XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {
-    kernels->pieces = xdi_fast_reduce_pieces;
+XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
+    kernels->pieces = xdi_simd_reduce_pieces;
 }

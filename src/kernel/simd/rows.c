@@ -9,18 +9,18 @@
 
 /* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
  * that is far above, the integer follows it and the sum is taken again. */
-XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
     float top;
     out->max = -INFINITY;
     out->tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const xdi_simd_array tile = xdi_fast_array(x, row, c);
-        const int64_t n = xdi_fast_tile_at(c, columns);
+        const xdi_simd_array tile = xdi_simd_array_of(x, row, c);
+        const int64_t n = xdi_simd_tile_at(c, columns);
         double part = tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &top);
         const double max = (double)top;
-        if (max > -INFINITY && !xdi_fast_fits(max, factor)) return false;
+        if (max > -INFINITY && !xdi_simd_fits(max, factor)) return false;
         if (max > -INFINITY && (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM)) {
             const double next = rint(max * factor);
             sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
@@ -36,43 +36,43 @@ XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64
 }
 
 /* The lowest column that has the maximum. */
-static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
+static int64_t xdi_simd_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
     int64_t c = sum->tile;
     while (xdi_loss_load(x, row, c) != sum->max) c++;
     return c;
 }
 
-static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
+static bool xdi_simd_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
     xdi_row_sum sum;
-    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
+    if (!xdi_simd_row_sum(tiles, &a->logits, r, a->vocab.end - a->vocab.begin,
                           XDI_TILE_LOG2E / a->temperature, &sum))
         return false;
     part[XD_SOFTMAX_MAX] = sum.max;
-    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_ARG] = (double)(a->vocab.begin + xdi_simd_row_arg(&a->logits, r, &sum));
     part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
 
-static void xdi_fast_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                         int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
     const xd_softmax_kernels *plain = xd_softmax_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         xd_softmax_args one = *a;
-        if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
-        one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+        if (xdi_simd_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
+        one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
         one.logits.rows = 1;
         one.parts = a->parts + r * XD_SOFTMAX_PARTS;
         plain->stats(launch, &one);
     }
 }
 
-static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+static xd_result xdi_simd_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_softmax_kernels_cpu()->stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_softmax_stats_rows,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_softmax_stats_rows,
                            a);
 }
 
@@ -85,7 +85,7 @@ typedef struct xdi_rows_maxima {
 } xdi_rows_maxima;
 
 /* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
-static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
+static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
     const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
     const xd_rows *logits = m->logits;
@@ -101,23 +101,23 @@ static void xdi_fast_column_maxima_piece(const xd_launch *launch, const void *ar
         for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
         for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
-            for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            for (int i = 0; i < most; i++) x[i] = xdi_simd_array_of(logits, rows[i], c);
             raise(x, last - c < piece ? last - c : piece, m->maxima + c);
         }
     }
 }
 
-static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
     const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
     const xdi_rows_maxima m = { logits, mask, columns, maxima };
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
-    return xdi_spread_items(launch, pieces, 1, xdi_fast_column_maxima_piece, &m);
+    return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
 }
 
 /* The entries that vectors do better. */
-XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
-    rows->column_maxima = xdi_fast_column_maxima;
-    softmax->stats = xdi_fast_softmax_stats;
+XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
+    rows->column_maxima = xdi_simd_column_maxima;
+    softmax->stats = xdi_simd_softmax_stats;
 }

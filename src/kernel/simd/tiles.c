@@ -12,20 +12,20 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     return power;
 }
 
-XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
+XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch) {
     return xdi_loops_of(launch)->tiles;
 }
 
-XD_PRIVATE bool xdi_fast_fits(double max, double factor) {
+XD_PRIVATE bool xdi_simd_fits(double max, double factor) {
     return factor > 1e-6 && factor < 1e6 && fabs(max * factor) < 65536.0;
 }
 
-XD_PRIVATE int64_t xdi_fast_stride(const xd_rows *x) {
+XD_PRIVATE int64_t xdi_simd_stride(const xd_rows *x) {
     return x->stride ? x->stride : x->cols;
 }
 
-XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column) {
-    const int64_t at = row * xdi_fast_stride(x) + column;
+XD_PRIVATE xdi_simd_array xdi_simd_array_of(const xd_rows *x, int64_t row, int64_t column) {
+    const int64_t at = row * xdi_simd_stride(x) + column;
     xdi_simd_array array;
     array.bf16 = x->dtype == XD_DTYPE_BF16;
     array.data = x->data;
@@ -34,7 +34,7 @@ XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t 
     return array;
 }
 
-XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns) {
+XD_PRIVATE int64_t xdi_simd_tile_at(int64_t c, int64_t columns) {
     const int64_t tile = XDI_TILE;
     return columns - c < tile ? columns - c : tile;
 }

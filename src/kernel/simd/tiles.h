@@ -135,28 +135,28 @@ typedef struct xdi_row_sum {
 
 /* rows.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
  * rows without a number. */
-XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
 /* tiles.c: the loops of the context's level. */
-XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
+XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
 /* tiles.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
-XD_PRIVATE bool xdi_fast_fits(double max, double factor);
+XD_PRIVATE bool xdi_simd_fits(double max, double factor);
 /* tiles.c: elements from one row to the next, a row from one column on, and how many elements the tile has that
  * begins at column c. */
-XD_PRIVATE int64_t xdi_fast_stride(const xd_rows *x);
-XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
-XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
+XD_PRIVATE int64_t xdi_simd_stride(const xd_rows *x);
+XD_PRIVATE xdi_simd_array xdi_simd_array_of(const xd_rows *x, int64_t row, int64_t column);
+XD_PRIVATE int64_t xdi_simd_tile_at(int64_t c, int64_t columns);
 
 /* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
-typedef struct xdi_fast_power {
+typedef struct xdi_simd_power {
     xdi_tile_power power;
     double rest;
-} xdi_fast_power;
+} xdi_simd_power;
 
 /* loss.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
-XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
+XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum);
 /* loss.c: does a gradient go past the caches, unless it is written over one of these? */
-XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
+XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher);
 
 #endif

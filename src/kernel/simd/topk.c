@@ -5,35 +5,35 @@
 #include <math.h>
 #include <string.h>
 
-static void xdi_fast_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_maxima_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                       int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
     const int64_t columns = a->vocab.end - a->vocab.begin;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         double max = 0.0;
-        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
+        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_simd_array_of(&a->logits, r, 0), columns);
         a->maxima[r] = max == INFINITY ? NAN : max;
     }
 }
 
-static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_maxima_rows,
+static xd_result xdi_simd_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_maxima_rows,
                            a);
 }
 
 /* ---- sums over the columns outside the ids ---- */
 
 /* A row's integer, and how far it is from the reference, in powers of two. */
-typedef struct xdi_fast_outside {
+typedef struct xdi_simd_outside {
     xdi_tile_power power;
     double shift;
-} xdi_fast_outside;
+} xdi_simd_outside;
 
-static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
+static xdi_simd_outside xdi_simd_outside_of(double max, double temperature) {
     const double factor = XDI_TILE_LOG2E / temperature, whole = rint(max * factor);
-    xdi_fast_outside o;
+    xdi_simd_outside o;
     o.power = xdi_tile_power_of(factor, whole);
     o.shift = whole - max * (double)o.power.factor;
     return o;
@@ -41,10 +41,10 @@ static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
 
 /* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
  * passed. */
-static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
+static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
-    xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+    xdi_simd_array x = xdi_simd_array_of(&a->logits, r, c);
     if (*next >= inside || ids[order[*next]] - begin >= c + n) return x;
     memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
     x.data = copy;
@@ -59,20 +59,20 @@ static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_
 }
 
 /* False for rows of the plain kernel; nothing is then written but the order. */
-static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
+static bool xdi_simd_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const int64_t *ids = a->ids + r * a->k;
     float copy[XDI_TILE], unused;
     double sum = 0.0, moment = 0.0;
     int64_t next = 0;
-    if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
-    const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
+    if (!a->outside || !xdi_simd_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
+    const xdi_simd_outside o = xdi_simd_outside_of(a->maxima[r], a->temperature);
     const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, order);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t n = xdi_fast_tile_at(c, columns);
+        const int64_t n = xdi_simd_tile_at(c, columns);
         double tile_moment;
-        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, order, inside, &next, copy);
+        const xdi_simd_array x = xdi_simd_hide_ids(a, r, c, n, order, inside, &next, copy);
         sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
         moment += tile_moment;
     }
@@ -88,10 +88,10 @@ static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, in
 }
 
 /* The arguments as they would be with this row alone; it has one thread, so the scratch is that of the first. */
-static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot) {
+static xd_topk_args xdi_simd_topk_row(const xd_topk_args *a, int64_t r, int slot) {
     xd_topk_args one = *a;
     one.order = a->order + slot * a->k;
-    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
     one.logits.rows = 1;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
@@ -101,33 +101,33 @@ static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r, int slot
     return one;
 }
 
-static bool xdi_fast_topk_dtype(const xd_rows *x) {
+static bool xdi_simd_topk_dtype(const xd_rows *x) {
     return x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
-static void xdi_fast_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     for (int64_t r = begin; r < end; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
-        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
-        const xd_topk_args one = xdi_fast_topk_row(a, r, slot);
+        if (a->row_scale[r] != 0.0 && xdi_simd_topk_sums(tiles, a, r, a->order + slot * a->k, sums)) continue;
+        const xd_topk_args one = xdi_simd_topk_row(a, r, slot);
         plain->stats(launch, &one);
     }
 }
 
-static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_fast_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
+static xd_result xdi_simd_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    if (!xdi_simd_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_stats_rows,
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_stats_rows,
                            a);
 }
 
 /* ---- gradient ---- */
 
-static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
+static void xdi_simd_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r, double scale) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_topk_row *row = a->row + r;
     const double factor = XDI_TILE_LOG2E / a->temperature;
@@ -139,36 +139,36 @@ static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_kl_args 
     g.soft_scale = (float)(share * (row->outside - row->entropy * rest * XDI_TILE_LN2));
     g.teacher_scale = (float)(share * row->entropy * XDI_TILE_LN2);
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        g.x = xdi_fast_array(&a->logits, r, c);
-        g.out = xdi_fast_array(&a->gradient, r, c);
-        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_fast_tile_at(c, columns));
+        g.x = xdi_simd_array_of(&a->logits, r, c);
+        g.out = xdi_simd_array_of(&a->gradient, r, c);
+        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_simd_tile_at(c, columns));
     }
 }
 
-static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
-    const xdi_simd_array from = xdi_fast_array(x, row, begin);
+static void xdi_simd_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
+    const xdi_simd_array from = xdi_simd_array_of(x, row, begin);
     if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
 }
 
-static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
+static void xdi_simd_topk_grad_row(const xdi_tiles *tiles, const xd_topk_kl_args *a, int64_t r) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
     const xd_topk_row *row = a->row + r;
     const int64_t *ids = a->ids + r * a->k;
     const double scale = a->weight * a->row_scale[r] / a->temperature;
     const bool dense = row->outside != 0.0 || row->entropy != 0.0;
-    if (dense) xdi_fast_topk_outside(tiles, a, r, scale);
-    xdi_fast_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
+    if (dense) xdi_simd_topk_outside(tiles, a, r, scale);
+    xdi_simd_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
     for (int64_t j = 0; j < a->k; j++)
         if (ids[j] >= begin && ids[j] < begin + columns)
             xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
 }
 
 /* The arguments as they would be with this row alone. */
-static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
+static xd_topk_kl_args xdi_simd_topk_kl_row(const xd_topk_kl_args *a, int64_t r) {
     xd_topk_kl_args one = *a;
-    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.data = xdi_simd_array_of(&a->logits, r, 0).data;
     one.logits.rows = 1;
-    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.gradient.data = xdi_simd_array_of(&a->gradient, r, 0).data;
     one.ids = a->ids + r * a->k;
     one.row_scale = a->row_scale + r;
     one.slots = a->slots + r * a->k;
@@ -176,30 +176,30 @@ static xd_topk_kl_args xdi_fast_topk_kl_row(const xd_topk_kl_args *a, int64_t r)
     return one;
 }
 
-static void xdi_fast_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
     const xd_topk_kernels *plain = xd_topk_kernels_cpu();
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
         if (!counts) {
-            xdi_fast_zero(&a->gradient, r, 0, a->gradient.cols);
-        } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
-            xdi_fast_topk_grad_row(tiles, a, r);
+            xdi_simd_zero(&a->gradient, r, 0, a->gradient.cols);
+        } else if (xdi_simd_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
+            xdi_simd_topk_grad_row(tiles, a, r);
         } else {
-            const xd_topk_kl_args one = xdi_fast_topk_kl_row(a, r);
+            const xd_topk_kl_args one = xdi_simd_topk_kl_row(a, r);
             plain->grad(launch, &one);
         }
     }
 }
 
-static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
-    if (!xdi_fast_topk_dtype(&a->logits) || !xdi_fast_topk_dtype(&a->gradient))
+static xd_result xdi_simd_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
+    if (!xdi_simd_topk_dtype(&a->logits) || !xdi_simd_topk_dtype(&a->gradient))
         return xd_topk_kernels_cpu()->grad(launch, a);
-    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_fast_topk_grad_rows, a);
+    return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_grad_rows, a);
 }
 
 /* ---- selection ---- */
@@ -214,7 +214,7 @@ static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int6
     for (int64_t begin = 0; begin < a->columns; begin += XDI_SELECT_BLOCK) {
         const int64_t left = a->columns - begin, block = XDI_SELECT_BLOCK,
                       count = left < block ? left : block;
-        const double max = (double)tiles->max(xdi_fast_array(&a->logits, r, begin), count);
+        const double max = (double)tiles->max(xdi_simd_array_of(&a->logits, r, begin), count);
         if (n == a->k && max <= values[n - 1]) continue; /* not when there is a NaN */
         for (int64_t c = begin; c < begin + count; c++) {
             double value = xdi_loss_load(&a->logits, r, c);
@@ -252,7 +252,7 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
     int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
     const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
@@ -333,7 +333,7 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 /* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
     double *values = a->values + r * a->k;
     int64_t *ids = a->ids + r * a->k, n = 0;
     for (int attempt = 0; attempt < 2 && n < a->k; attempt++) {
@@ -356,10 +356,10 @@ typedef struct xdi_select_job {
     int64_t room;
 } xdi_select_job;
 
-static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+static void xdi_simd_select_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                   int slot) {
     const xdi_select_job *job = (const xdi_select_job *)args;
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_tiles *tiles = xdi_simd_tiles(launch);
     xdi_select_scratch s;
     void *memory = job->memory && slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : job->memory;
     s.room = job->room;
@@ -375,7 +375,7 @@ static void xdi_fast_select_piece(const xd_launch *launch, const void *args, int
     }
 }
 
-XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a) {
     xdi_select_job job = { a, NULL, 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32 };
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_topk_kernels_cpu()->select(launch, a);
@@ -385,16 +385,16 @@ XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_ar
     /* Where the threads have no room for as many candidates, all rows are one piece. */
     const xd_result result =
         bytes <= XDI_POOL_SCRATCH
-            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_fast_select_piece, &job)
-            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_fast_select_piece, &job);
+            ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_simd_select_piece, &job)
+            : xdi_spread_items(launch, a->logits.rows, a->logits.rows, xdi_simd_select_piece, &job);
     xdi_scratch_give(launch->ctx, job.memory);
     return result;
 }
 
 /* The top-k entries that vectors do better. */
-XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels) {
-    kernels->maxima = xdi_fast_topk_maxima;
-    kernels->stats = xdi_fast_topk_stats;
-    kernels->grad = xdi_fast_topk_grad;
-    kernels->select = xdi_fast_select;
+XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels) {
+    kernels->maxima = xdi_simd_topk_maxima;
+    kernels->stats = xdi_simd_topk_stats;
+    kernels->grad = xdi_simd_topk_grad;
+    kernels->select = xdi_simd_select;
 }

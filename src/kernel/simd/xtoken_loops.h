@@ -77,7 +77,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
 }
 
 /* xtoken.c: scale exp(z / temperature - lse); false where f32 does not fit. */
-XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
+XD_PRIVATE bool xdi_simd_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
 /* rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
  * largest of the last few elements. */

@@ -13,7 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the function: 50 lines ---- */
+/* ---- the function: 60 lines ---- */
+
+/* Such trainers clear the losses before the first micro-batch of a step, and each micro-batch adds its own. */
+__global__ static void add_losses(const float *from, float *losses, int count) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < count) losses[i] += from[i];
+}
 
 typedef struct classifier {
     xd_ctx *ctx;
@@ -22,6 +28,7 @@ typedef struct classifier {
     void *workspace; /* on the device, like all below */
     size_t workspace_bytes;
     xd_loss_report *report;
+    float *row_loss; /* of one micro-batch */
 } classifier;
 
 static bool classifier_create(classifier *c, int rows, int vocabulary) {
@@ -31,37 +38,43 @@ static bool classifier_create(classifier *c, int rows, int vocabulary) {
            xd_vocab_create_even(c->ctx, NULL, vocabulary, &c->vocab) == XD_OK &&
            cudaMalloc((void **)&c->workspace, c->workspace_bytes) == cudaSuccess &&
            cudaMalloc((void **)&c->report, sizeof *c->report) == cudaSuccess &&
+           cudaMalloc((void **)&c->row_loss, (size_t)rows * sizeof *c->row_loss) == cudaSuccess &&
            cudaMemset(c->report, 0, sizeof *c->report) == cudaSuccess;
 }
 
 static void classifier_destroy(classifier *c) {
-    cudaFree(c->report), cudaFree(c->workspace);
+    cudaFree(c->row_loss), cudaFree(c->report), cudaFree(c->workspace);
     xd_vocab_destroy(c->vocab);
     xd_cuda_destroy(c->gpu);
     xd_ctx_destroy(c->ctx);
 }
 
-/* logits [B * T, P], V of them true; losses [B * T] receives the loss of each row, logits dloss times their gradient. */
+/* logits [B * T, P], V of them true, become dloss times their gradient; losses [B * T]: the loss of each row is added. What
+ * such trainers do not have: labels and logits that are not fit to be used give a zero gradient and a finding in the
+ * report, and -100 is a label that does not count. */
 static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float *losses, float dloss, const int *targets,
                              int B, int T, int V, int P, bool write_dlogits, cudaStream_t stream) {
     xd_loss_desc desc = {};
+    cudaLaunchConfig_t launch = {};
     xd_ctx_set_stream(c->ctx, stream);
     desc.student = { logits, dtype, (int64_t)B * T, V, P };
     if (write_dlogits) desc.common.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
     desc.common.labels = { targets, XD_DTYPE_I32 };
     desc.vocab = c->vocab;
     desc.hard_weight = 1.0;
-    desc.common.row_loss = losses;
+    desc.common.row_loss = c->row_loss;
     desc.common.denominator_value = 1.0 / (double)dloss;
     desc.common.status = &c->report->status;
     desc.common.workspace = c->workspace;
     desc.common.workspace_bytes = c->workspace_bytes;
-    return xd_loss(c->ctx, &desc, &c->report->values) == XD_OK;
+    launch.gridDim = dim3((unsigned)(B * T + 255) / 256), launch.blockDim = dim3(256), launch.stream = stream;
+    return xd_loss(c->ctx, &desc, &c->report->values) == XD_OK &&
+           cudaLaunchKernelEx(&launch, add_losses, (const float *)c->row_loss, losses, B * T) == cudaSuccess;
 }
 
 /* ---- the comparison ---- */
 
-enum { B = 4, T = 9, V = 301, P = 304, ROWS = B * T };
+enum { B = 4, T = 9, V = 301, P = 304, ROWS = B * T, MICRO_BATCHES = 2 };
 
 /* The largest error of losses and gradients against double arithmetic. */
 static double worst_error(const float *before, const int *targets, float dloss, const float *losses, const float *after) {
@@ -70,7 +83,7 @@ static double worst_error(const float *before, const int *targets, float dloss, 
         double max = -HUGE_VAL, sum = 0.0;
         for (int v = 0; v < V; v++) max = fmax(max, before[r * P + v]);
         for (int v = 0; v < V; v++) sum += exp(before[r * P + v] - max);
-        worst = fmax(worst, fabs(losses[r] - (log(sum) + max - before[r * P + targets[r]])));
+        worst = fmax(worst, fabs(losses[r] - MICRO_BATCHES * (log(sum) + max - before[r * P + targets[r]])));
         for (int v = 0; v < P; v++) {
             const double p = v < V ? exp(before[r * P + v] - max) / sum : 0.0;
             worst = fmax(worst, fabs(after[r * P + v] - dloss * (p - (v == targets[r] ? 1.0 : 0.0))));
@@ -93,10 +106,12 @@ int main(void) {
         return printf("there is no GPU, or no room on it\n"), 0;
     cudaMemcpy(d_logits, before, sizeof before, cudaMemcpyHostToDevice);
     cudaMemcpy(d_targets, targets, sizeof targets, cudaMemcpyHostToDevice);
-    const bool ok = classifier_create(&c, ROWS, V) &&
-                    fused_classifier(&c, d_logits, XD_DTYPE_F32, d_losses, dloss, d_targets, B, T, V, P, true, NULL) &&
-                    xd_read(c.ctx, &report, c.report, sizeof report) == XD_OK &&
-                    xd_status_check(c.ctx, &report.status) == XD_OK;
+    cudaMemset(d_losses, 0, sizeof losses);
+    bool ok = classifier_create(&c, ROWS, V);
+    for (int i = 1; i <= MICRO_BATCHES; i++) /* of the same logits, which the last of them turns into gradients */
+        ok = ok && fused_classifier(&c, d_logits, XD_DTYPE_F32, d_losses, dloss, d_targets, B, T, V, P,
+                                    i == MICRO_BATCHES, NULL);
+    ok = ok && xd_read(c.ctx, &report, c.report, sizeof report) == XD_OK && xd_status_check(c.ctx, &report.status) == XD_OK;
     cudaMemcpy(after, d_logits, sizeof after, cudaMemcpyDeviceToHost);
     cudaMemcpy(losses, d_losses, sizeof losses, cudaMemcpyDeviceToHost);
     const double worst = ok ? worst_error(before, targets, dloss, losses, after) : HUGE_VAL;

@@ -8695,6 +8695,9 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
+/* The same for elements, of so many arrays of that length. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args);
 
 /* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
  * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
@@ -8844,7 +8847,7 @@ XD_API double xd_fixed_value(xd_fixed sum) {
 /* Rows and arrays of an entry, spread over the threads of the launch's context. */
 
 /* Elements that are worth a thread's waking up. */
-enum { XDI_SPREAD_LEAST = 1 << 16 };
+enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
     const xd_launch *launch;
@@ -8878,6 +8881,13 @@ XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int
 
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
     return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
+}
+
+/* Pieces of whole tiles, however many arrays of that length are read. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args) {
+    const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
+    return xdi_spread_items(launch, count, grain > tile ? grain : tile, body, args);
 }
 
 /* >>kernel/cells.c */
@@ -9219,45 +9229,45 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
 /* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
-#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                       \
-    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {         \
-        if (op == XD_MAX) {                                                                       \
-            for (int i = 0; i < n; i++) {                                                         \
-                const sum v = LOAD(x[i]);                                                         \
-                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                    \
-            }                                                                                     \
-        } else if (op == XD_MIN) {                                                                \
-            for (int i = 0; i < n; i++) {                                                         \
-                const sum v = LOAD(x[i]);                                                         \
-                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                    \
-            }                                                                                     \
-        } else {                                                                                  \
-            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                         \
-        }                                                                                         \
-    }                                                                                             \
-    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t count, \
-                                  xd_reduce_op op) {                                              \
-        sum acc[XDI_REDUCE_TILE];                                                                 \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_TILE) {                        \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_TILE);                     \
-            const type *first = (const type *)pieces[0] + begin;                                  \
-            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                  \
-            for (int r = 1; r < ranks; r++)                                                       \
-                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);              \
-            if (op == XD_AVG)                                                                     \
-                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                   \
-            type *to = (type *)out + begin;                                                       \
-            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                    \
-        }                                                                                         \
+#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                      \
+    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {        \
+        if (op == XD_MAX) {                                                                      \
+            for (int i = 0; i < n; i++) {                                                        \
+                const sum v = LOAD(x[i]);                                                        \
+                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                   \
+            }                                                                                    \
+        } else if (op == XD_MIN) {                                                               \
+            for (int i = 0; i < n; i++) {                                                        \
+                const sum v = LOAD(x[i]);                                                        \
+                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                   \
+            }                                                                                    \
+        } else {                                                                                 \
+            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                        \
+        }                                                                                        \
+    }                                                                                            \
+    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t from, \
+                                  int64_t end, xd_reduce_op op) {                                \
+        sum acc[XDI_REDUCE_TILE];                                                                \
+        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_TILE) {                      \
+            const int n = xdi_reduce_at_most(end - begin, XDI_REDUCE_TILE);                      \
+            const type *first = (const type *)pieces[0] + begin;                                 \
+            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                 \
+            for (int r = 1; r < ranks; r++)                                                      \
+                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);             \
+            if (op == XD_AVG)                                                                    \
+                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                  \
+            type *to = (type *)out + begin;                                                      \
+            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                   \
+        }                                                                                        \
     }
 
 XDI_REDUCE_DEFINE(f32, float, float, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(f64, double, double, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
-XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_f32_from_bf16, xd_bf16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_bits_from_bf16, xd_bits_to_bf16, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
-XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_f32_from_f16, xd_f16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_bits_from_f16, xd_bits_to_f16, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(i32, int32_t, int32_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I32,
                   XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
@@ -9279,19 +9289,36 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
+/* The arguments of an entry. Elements are independent, so threads take pieces of them. */
+typedef struct xdi_reduce_job {
+    void *out;
+    const void *const *pieces;
+    const xd_leaves *leaves; /* NULL: a sum of pieces */
+    int ranks;
+    int64_t stride;
+    xd_dtype dtype;
+    xd_reduce_op op;
+} xdi_reduce_job;
+
+static void xdi_cpu_reduce_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_reduce_job *j = (const xdi_reduce_job *)args;
+    (void)launch, (void)slot;
+    switch (j->dtype) {
+    case XD_DTYPE_F32: xdi_reduce_f32(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_F64: xdi_reduce_f64(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_BF16: xdi_reduce_bf16(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_F16: xdi_reduce_f16(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_I32: xdi_reduce_i32(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_I64: xdi_reduce_i64(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    default: xdi_reduce_u8(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    }
+}
+
 static xd_result xdi_cpu_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                        int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    (void)launch;
-    switch (dtype) {
-    case XD_DTYPE_F32: xdi_reduce_f32(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_F64: xdi_reduce_f64(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_BF16: xdi_reduce_bf16(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_F16: xdi_reduce_f16(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_I32: xdi_reduce_i32(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_I64: xdi_reduce_i64(out, pieces, ranks, count, op); break;
-    default: xdi_reduce_u8(out, pieces, ranks, count, op); break;
-    }
-    return XD_OK;
+    const xdi_reduce_job job = { out, pieces, NULL, ranks, 0, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_cpu_reduce_piece, &job);
 }
 
 XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end) {
@@ -9309,52 +9336,58 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
 
 /* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
  * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
-#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                             \
-    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {     \
-        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];               \
-    }                                                                                                    \
-    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                     \
-                                              const xd_leaves *leaves, int ranks, int64_t stride,        \
-                                              int64_t begin, int n, xd_reduce_op op) {                   \
-        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                             \
-        int64_t size[XDI_REDUCE_LEVELS];                                                                 \
-        int top = -1;                                                                                    \
-        for (int r = 0; r < ranks; r++) {                                                                \
-            const int64_t end = leaves[r].first + leaves[r].count;                                       \
-            if (leaves[r].count == 0) continue; /* its forest may be NULL */                             \
-            const type *node = (const type *)forests[r] + begin;                                         \
-            for (int64_t lo = leaves[r].first; lo < end;                                                 \
-                 lo += xd_leaves_node_size(lo, end), node += stride) {                                   \
-                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                    \
-                size[top] = xd_leaves_node_size(lo, end);                                                \
-                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                          \
-                    xdi_reduce_leaves_merge_##name(stack, top, n);                                       \
-            }                                                                                            \
-        }                                                                                                \
-        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                            \
-        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                     \
-        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                \
-    }                                                                                                    \
-    static void xdi_reduce_leaves_##name(void *out, const void *const *forests, const xd_leaves *leaves, \
-                                         int ranks, int64_t stride, int64_t count, xd_reduce_op op) {    \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_LEAF_TILE) {                          \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_LEAF_TILE);                       \
-            xdi_reduce_leaves_tile_##name((type *)out, forests, leaves, ranks, stride, begin, n, op);    \
-        }                                                                                                \
+#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
+    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
+        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                        \
+                                              const xd_leaves *leaves, int ranks, int64_t stride,           \
+                                              int64_t begin, int n, xd_reduce_op op) {                      \
+        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                                \
+        int64_t size[XDI_REDUCE_LEVELS];                                                                    \
+        int top = -1;                                                                                       \
+        for (int r = 0; r < ranks; r++) {                                                                   \
+            const int64_t end = leaves[r].first + leaves[r].count;                                          \
+            if (leaves[r].count == 0) continue; /* its forest may be NULL */                                \
+            const type *node = (const type *)forests[r] + begin;                                            \
+            for (int64_t lo = leaves[r].first; lo < end;                                                    \
+                 lo += xd_leaves_node_size(lo, end), node += stride) {                                      \
+                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                       \
+                size[top] = xd_leaves_node_size(lo, end);                                                   \
+                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                             \
+                    xdi_reduce_leaves_merge_##name(stack, top, n);                                          \
+            }                                                                                               \
+        }                                                                                                   \
+        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                               \
+        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                        \
+        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                   \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_##name(const xdi_reduce_job *j, int64_t from, int64_t end) {              \
+        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_LEAF_TILE) {                            \
+            const int n = xdi_reduce_at_most(end - begin, XDI_REDUCE_LEAF_TILE);                            \
+            xdi_reduce_leaves_tile_##name((type *)j->out, j->pieces, j->leaves, j->ranks, j->stride, begin, \
+                                          n, j->op);                                                        \
+        }                                                                                                   \
     }
 
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
 XDI_REDUCE_DEFINE_LEAVES(f64, double)
 
+static void xdi_cpu_reduce_leaves_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xdi_reduce_job *j = (const xdi_reduce_job *)args;
+    (void)launch, (void)slot;
+    if (j->dtype == XD_DTYPE_F32)
+        xdi_reduce_leaves_f32(j, begin, end);
+    else
+        xdi_reduce_leaves_f64(j, begin, end);
+}
+
 static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
                                        const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
                                        xd_dtype dtype, xd_reduce_op op) {
-    (void)launch;
-    if (dtype == XD_DTYPE_F32)
-        xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
-    else
-        xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
-    return XD_OK;
+    const xdi_reduce_job job = { out, forests, leaves, ranks, stride, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_cpu_reduce_leaves_piece, &job);
 }
 
 XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void) {
@@ -11590,29 +11623,31 @@ static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_c
 
 /* ---- products with a projection ---- */
 
-static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t row) {
+/* Cells are independent of each other, also those of one row. */
+static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
     const xd_xtoken_projection *m = &a->projection;
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t column = a->ids ? a->ids[j] : j;
-        if (column < 0 || column >= m->teacher_size) continue;
-        for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
-            const int64_t v = m->student_id[e] - a->first;
-            if (v < 0 || v >= a->columns) continue;
-            xdi_cells_add(a->fixed, a->cells, row * a->k + j,
-                          (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
-        }
+    const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
+    if (column < 0 || column >= m->teacher_size) return;
+    for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
+        const int64_t v = m->student_id[e] - a->first;
+        if (v < 0 || v >= a->columns) continue;
+        xdi_cells_add(a->fixed, a->cells, i, (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
     }
 }
 
-static void xdi_cpu_xtoken_product_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
-                                        int slot) {
-    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
     (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row(a, row);
+    for (int64_t i = begin; i < end; i++)
+        xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
 }
 
+/* Entries that a cell or a column may have are so many arrays. */
+enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
+
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_rows(launch, a->rows.rows, a->k, xdi_cpu_xtoken_product_rows, a);
+    return xdi_spread_elements(launch, a->rows.rows * a->k, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_cells, a);
 }
 
 /* The place of a teacher id among the columns; -1 when it is not there. */
@@ -11629,28 +11664,27 @@ static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t i
     return low < k && columns[low] == id ? low : -1;
 }
 
-static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int64_t row) {
+static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {
     const xd_xtoken_projection *m = &a->projection;
     const int64_t *begin = m->row_begin + a->first;
-    for (int64_t v = 0; v < a->rows.cols; v++) {
-        double sum = 0.0;
-        for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
-            const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
-            if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
-        }
-        xdi_loss_store(&a->rows, row, v, sum);
+    double sum = 0.0;
+    for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
+        const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
+        if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
     }
+    xdi_loss_store(&a->rows, row, v, sum);
 }
 
-static void xdi_cpu_xtoken_product_back_rows(const xd_launch *launch, const void *args, int64_t begin,
-                                             int64_t end, int slot) {
+static void xdi_cpu_xtoken_product_columns(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
     const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
     (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row_back(a, row);
+    for (int64_t i = begin; i < end; i++) xdi_cpu_xtoken_product_at(a, i / a->rows.cols, i % a->rows.cols);
 }
 
 static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_xtoken_product_back_rows, a);
+    return xdi_spread_elements(launch, a->rows.rows * a->rows.cols, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_columns, a);
 }
 
 XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
@@ -18176,17 +18210,30 @@ static bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op) {
            (dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16);
 }
 
-static void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces, int ranks,
-                             int64_t count, xd_dtype dtype, xd_reduce_op op) {
+/* The arguments of the entry, and the spans of the context's level. */
+typedef struct xdi_reduce_spans_job {
+    const xdi_span_kernels *spans;
+    void *out;
+    const void *const *pieces;
+    int ranks;
+    xd_dtype dtype;
+    xd_reduce_op op;
+} xdi_reduce_spans_job;
+
+static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                             int slot) {
+    const xdi_reduce_spans_job *j = (const xdi_reduce_spans_job *)args;
+    const xdi_span_kernels *spans = j->spans;
     float sum[XDI_SPAN], widened[XDI_SPAN];
-    for (int64_t at = 0; at < count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(count, at);
-        const float *first = xdi_span_widen(spans, pieces[0], dtype, at, n, sum);
+    (void)launch, (void)slot;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        const float *first = xdi_span_widen(spans, j->pieces[0], j->dtype, at, n, sum);
         if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
-        for (int r = 1; r < ranks; r++)
-            spans->add(sum, xdi_span_widen(spans, pieces[r], dtype, at, n, widened), n);
-        if (op == XD_AVG) spans->scale(sum, 1.0f / (float)ranks, n);
-        xdi_span_narrow(spans, sum, out, dtype, at, n);
+        for (int r = 1; r < j->ranks; r++)
+            spans->add(sum, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
+        if (j->op == XD_AVG) spans->scale(sum, 1.0f / (float)j->ranks, n);
+        xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
     }
 }
 
@@ -18194,9 +18241,9 @@ static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, cons
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
-    xdi_reduce_spans(xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu), out, pieces, ranks, count,
-                     dtype, op);
-    return XD_OK;
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
+    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 
 XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {
@@ -43486,4 +43533,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 056ef38e1fa763981eda852c96ff3bd7c394945367ad31950cf902deb8ba87ae */
+/* xdistill sha256 39bc69f3a1849f87daa6881a7c13eca2a198145e619487b044a8f3937289e396 */

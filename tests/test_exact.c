@@ -207,7 +207,7 @@ XD_TEST(terms_of_mixtures_have_the_same_bits_in_every_width_and_few_wrong_ones) 
         }
         for (int i = 0; i < TERMS; i++) {
             double student, teacher;
-            xd_log_ratios(s[i], t[i], 0.3, &student, &teacher);
+            xd_log_ratios(t[i] - s[i], 0.3, &student, &teacher);
             const double size = fabs(t[i] - s[i]) + 1.0;
             CHECK_NEAR(q[i], exp(t[i]) > 0.0 ? exp(t[i]) * teacher : 0.0,
                        2e-15 * exp(t[i]) * fmin(size, 800));

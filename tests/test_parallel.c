@@ -532,6 +532,59 @@ static void call_uld(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     text_close(ctx, &t);
 }
 
+/* Sums over ranks are formed by each rank for its share, on the threads of its context. */
+static void call_reduce(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_F64, XD_DTYPE_BF16, XD_DTYPE_F16,
+                                       XD_DTYPE_I32, XD_DTYPE_I64, XD_DTYPE_U8 };
+    static const xd_reduce_op ops[] = { XD_SUM, XD_AVG, XD_MAX, XD_MIN };
+    const void *pieces[] = { student, teacher, weights };
+    const xd_leaves leaves[] = { { 0, 1, 4 }, { 1, 1, 4 }, { 2, 2, 4 } };
+    const int64_t bytes = (int64_t)sizeof student - 12;
+    (void)vocab;
+    for (int d = 0; d < 7; d++)
+        for (int i = 0; i < 4; i++) {
+            const int64_t count = bytes / (int64_t)xd_dtype_size(dtypes[d]);
+            if (!xd_reduce_supports(dtypes[d], ops[i])) continue;
+            CHECK_EQ_INT(xd_reduce_pieces(ctx, gradient, pieces, 3, count, dtypes[d], ops[i]), XD_OK);
+            keep(out, gradient, sizeof gradient);
+        }
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ_INT(xd_reduce_leaves(ctx, gradient, pieces, leaves, 3, 0, bytes / 4, XD_DTYPE_F32, ops[i]),
+                     XD_OK);
+        keep(out, gradient, sizeof gradient);
+    }
+}
+
+static void call_project(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
+    enum { TEACHER = 12011, CELLS = 2 * COLUMNS, CHOSEN = 6000 };
+    static xd_vote cells[CELLS];
+    static double probs[ROWS * TEACHER];
+    static int64_t chosen[CHOSEN];
+    xd_projection m;
+    memset(&m, 0, sizeof m);
+    for (int i = 0; i < CELLS; i++) {
+        cells[i].student_id = i % COLUMNS;
+        cells[i].teacher_id = (int32_t)((int64_t)i * 7919 % TEACHER);
+        cells[i].weight = 0.25 + (double)(i % 7) / 8.0;
+    }
+    for (int i = 0; i < CHOSEN; i++) chosen[i] = 2 * i;
+    CHECK_EQ_INT(xd_projection_from_cells(ctx, &(xd_projection_cells){ cells, CELLS, COLUMNS, TEACHER }, &m),
+                 XD_OK);
+    for (int i = 0; i < 2; i++) {
+        const int64_t k = i ? CHOSEN : TEACHER;
+        const xd_rows from = i ? rows_of(student16, XD_DTYPE_BF16, ROWS, COLUMNS)
+                               : rows_of(weights, XD_DTYPE_F32, ROWS, COLUMNS);
+        const xd_rows to = i ? rows_of(gradient16, XD_DTYPE_BF16, ROWS, COLUMNS)
+                             : rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
+        const xd_project_desc d = { vocab, &m, i ? chosen : NULL, k };
+        CHECK_EQ_INT(xd_project(ctx, &d, from, probs), XD_OK);
+        keep(out, probs, (size_t)(ROWS * k) * sizeof *probs);
+        CHECK_EQ_INT(xd_project_backward(ctx, &d, probs, to), XD_OK);
+        keep(out, to.data, (size_t)(ROWS * COLUMNS) * xd_dtype_size(to.dtype));
+    }
+    xd_projection_destroy(ctx, &m);
+}
+
 /* ---- the same bits ---- */
 
 /* Every call that spreads over threads. */
@@ -555,6 +608,8 @@ static const struct {
     { "xd_xtoken_loss, CACHED", call_cached },
     { "xd_xtoken_loss, LIKELIHOOD", call_likelihood },
     { "xd_uld_loss", call_uld },
+    { "xd_project, xd_project_backward", call_project },
+    { "xd_reduce_pieces, xd_reduce_leaves", call_reduce },
 };
 enum { CALLS = sizeof calls / sizeof *calls };
 
@@ -676,6 +731,53 @@ XD_TEST(tiles_of_chunks_change_no_bit) {
     xd_ctx_destroy(ctx);
     free(one.bytes);
     free(other.bytes);
+}
+
+/* An all-reduce of three ranks, each with threads of its own: what rank 0 receives. */
+enum { SHARED = ROWS * COLUMNS };
+
+static xd_result reduce_rank(xd_comm *world, void *argument) {
+    const int rank = xd_comm_rank(world);
+    float *received = (float *)argument + rank * SHARED; /* of [3, SHARED] */
+    const float *mine[] = { student, teacher, weights };
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = mine[rank];
+    c.recv = received;
+    c.count = SHARED;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_SUM;
+    if (xd_ctx_settings(xd_comm_ctx(world))->reduction == XD_REDUCTION_INVARIANT) {
+        c.leaves.first = rank;
+        c.leaves.count = 1;
+        c.leaves.total = 3;
+        return xd_collective_run(world, &c);
+    }
+    XD_TRY(xd_collective_run(world, &c));
+    return xd_all_reduce(world, received, received, SHARED - 7, XD_DTYPE_F32, XD_AVG); /* in place */
+}
+
+XD_TEST(any_number_of_threads_a_rank_gives_an_all_reduce_the_same_bits) {
+    static const xd_reduction modes[] = { XD_REDUCTION_DETERMINISTIC, XD_REDUCTION_INVARIANT,
+                                          XD_REDUCTION_FAST };
+    static const int threads[] = { 1, 2, 3, 7 };
+    const size_t bytes = 3 * SHARED * sizeof(float);
+    float *one = (float *)malloc(bytes), *other = (float *)malloc(bytes);
+    fill();
+    CHECK(one && other);
+    for (int mode = 0; mode < 3; mode++)
+        for (int i = 0; i < 4; i++) {
+            xd_ctx_desc desc;
+            memset(&desc, 0, sizeof desc);
+            desc.threads = threads[i];
+            desc.reduction = modes[mode];
+            CHECK_EQ_INT(xd_run_threads(3, &desc, reduce_rank, i ? other : one, NULL), XD_OK);
+            if (i) CHECK(memcmp(one, other, bytes) == 0);
+        }
+    CHECK(memcmp(one, one + SHARED, SHARED * sizeof *one) == 0);
+    free(one);
+    free(other);
 }
 
 /* ---- the pool ---- */

@@ -71,6 +71,9 @@ XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int6
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
+/* The same for elements, of so many arrays of that length. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args);
 
 /* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
  * are one piece. In the body: the memory of its slot, of which the call's own is the first. */

@@ -3,7 +3,7 @@
 #include "kernel/internal.h"
 
 /* Elements that are worth a thread's waking up. */
-enum { XDI_SPREAD_LEAST = 1 << 16 };
+enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
     const xd_launch *launch;
@@ -37,4 +37,11 @@ XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int
 
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
     return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
+}
+
+/* Pieces of whole tiles, however many arrays of that length are read. */
+XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
+                                         xdi_spread_body body, const void *args) {
+    const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
+    return xdi_spread_items(launch, count, grain > tile ? grain : tile, body, args);
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tools/gpu_check.sh on the emulation, cut twice: by SIGTERM while it compiles, by SIGKILL of all its processes while a test runs. It must go on
-# each time, lose no step, and pass no step twice.
+# tools/gpu_check.sh on the emulation, cut twice: by SIGTERM while it compiles, and by SIGKILL of all its processes while a
+# test runs. It must go on each time, lose no step, and pass no step twice.
 #
 #   sh tests/build/test_gpu_check.sh FOLDER
 cd "$(dirname "$0")/../.." || exit 1
@@ -12,27 +12,27 @@ export GPU_CHECK_OUT="$folder/out" GPU_CHECK_BUILD="$folder/objects" GPU_CHECK_E
 export CUDA_TESTS="tests/cuda/test_cuda_reduce.cpp tests/cuda/test_cuda_matmul.cpp"
 command -v setsid >/dev/null 2>&1 && command -v timeout >/dev/null 2>&1 || { echo "needs setsid and timeout"; exit 77; }
 
-# Starts the script in a session of its own, and waits until the step runs.
+# Starts the script in a session of its own, and waits until the command says that a step is under way.
 start() {
-    step=$1
+    begun=$1
     shift
     setsid sh tools/gpu_check.sh "$@" >>"$folder/printed" 2>&1 &
     pid=$!
-    until [ -s "$folder/objects/running/$step" ]; do
-        kill -0 $pid 2>/dev/null || { echo "it ended before $step"; cat "$folder/printed"; exit 1; }
+    until eval "$begun"; do
+        kill -0 $pid 2>/dev/null || { echo "it ended too early"; cat "$folder/printed"; exit 1; }
         sleep 0.05
     done
 }
 
 : >"$folder/printed"
-start compile-unit
+start '[ -e "$folder/objects/compile-unit.log" ]'
 kill -TERM $pid
 wait $pid
 status=$?
 [ $status -eq 143 ] || { echo "status $status after SIGTERM"; cat "$folder/printed"; exit 1; }
 grep -q '"step":"compile:unit","verdict":"cut"' "$lines" || { echo "no line says that compile:unit was cut"; exit 1; }
 
-start test-test_cuda_matmul --rest
+start 'grep -q "^== test:test_cuda_matmul" "$folder/out/log"' --rest
 kill -9 "-$pid"
 wait $pid
 

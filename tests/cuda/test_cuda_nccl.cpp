@@ -1,6 +1,5 @@
-/* xdistill_nccl.h on the emulated NCCL: ranks are threads, each with a GPU of its own. Every collective gives
- * the bits of the threads transport in host memory. NCCL itself wants a process and a GPU a rank, which
- * `run.sh gpu` has not. */
+/* The conformance suite on the emulated NCCL (xdistill_nccl.h), and what only NCCL has: ranks are threads, each with a GPU
+ * of its own. NCCL itself wants a process and a GPU a rank, which `run.sh gpu` has not. */
 #include "cuda_test.h"
 
 #if defined(XD_EMU)
@@ -11,6 +10,8 @@
 #    include <chrono>
 #    include <functional>
 #    include <thread>
+
+#    include "comm_suite.h"
 
 static thread_local ncclComm_t world_comm; /* the first that this rank has joined: an error is put into it */
 
@@ -191,186 +192,85 @@ static void compare(World *nccl, Body body) {
     }
 }
 
-/* ---- the calls ---- */
+/* ---- the suite ---- */
 
-static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64,
-                                   XD_DTYPE_I32, XD_DTYPE_I64,  XD_DTYPE_U8 };
+static thread_local Member *here; /* whose calls this thread makes */
 
-static bool is_allowed(const Member *m, xd_dtype dtype, xd_reduce_op op) {
-    const bool rounds = xd_dtype_is_floating(dtype) && (op == XD_SUM || op == XD_AVG);
-    return xd_reduce_supports(dtype, op) && !(rounds && m->world->reduction == XD_REDUCTION_INVARIANT);
+static void *suite_allocate(size_t bytes) {
+    void *memory = nullptr;
+    if (!Buffer::is_device(here)) return malloc(bytes);
+    CHECK(cudaMalloc(&memory, bytes) == cudaSuccess);
+    return memory;
 }
 
-static void reduce_all(Member *m) {
-    for (int form = 0; form < 28; form++) {
-        const xd_dtype dtype = dtypes[form % 7];
-        const xd_reduce_op op = (xd_reduce_op)(form / 7);
-        const int64_t n = form % 3 ? 1 + form : ELEMENTS;
-        if (!is_allowed(m, dtype, op)) continue;
-        Buffer in(m, elements(dtype, n, &m->random, false)), out(m, elements(dtype, n, &m->random, false));
-        CHECK(xd_all_reduce(m->comm, in.at(), out.at(), n, dtype, op) == XD_OK);
-        CHECK(xd_all_reduce(m->comm, out.at(), out.at(), n, dtype, op) == XD_OK);
-        out.keep();
-        const int64_t uneven[RANKS] = { n / 3, n - n / 3, 0 }, even[RANKS] = { n / 3, n / 3, n / 3 };
-        Buffer part(m, elements(dtype, n, &m->random, false));
-        CHECK(xd_reduce_scatter(m->comm, in.at(), part.at(), uneven, dtype, op) == XD_OK);
-        CHECK(xd_all_gather(m->comm, part.at(), out.at(), uneven, dtype) == XD_OK);
-        out.keep();
-        CHECK(xd_reduce_scatter(m->comm, in.at(), part.at(), even, dtype, op) == XD_OK);
-        CHECK(xd_all_gather(m->comm, part.at(), out.at(), even, dtype) == XD_OK);
-        out.keep();
-        const size_t own = (size_t)m->rank * (size_t)even[0] * xd_dtype_size(dtype); /* in place */
-        CHECK(xd_reduce_scatter(m->comm, in.at(), in.at(own), even, dtype, op) == XD_OK);
-        CHECK(xd_all_gather(m->comm, in.at(own), in.at(), even, dtype) == XD_OK);
-        in.keep();
+static void suite_release(void *memory) {
+    if (!Buffer::is_device(here)) return free(memory);
+    CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+static void suite_put_there(void *to, const void *host, size_t bytes) {
+    if (!Buffer::is_device(here)) return suite_put_host(to, host, bytes);
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, here->stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(here->stream) == cudaSuccess);
+}
+
+static void suite_get_there(xd_comm *comm, void *host, const void *from, size_t bytes) {
+    if (!Buffer::is_device(here)) return suite_get_host(comm, host, from, bytes);
+    CHECK(xd_read(here->ctx, host, from, bytes) == XD_OK);
+}
+
+static void run_suite(World *world, xd_rank_function function) {
+    static const int64_t sizes[] = { 0, 7, 700 };
+    suite = { suite_allocate, suite_release, suite_put_there, suite_get_there, sizes, 3 };
+    run_members(world, [function](Member *member) {
+        here = member;
+        CHECK(member->join() == XD_OK);
+        CHECK(function(member->comm, nullptr) == XD_OK);
+    });
+}
+
+static void run_in_every_mode(xd_rank_function function) {
+    for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
+        World world;
+        world.reduction = (xd_reduction)mode;
+        run_suite(&world, function);
     }
 }
 
-static void move_all(Member *m) {
-    const int me = m->rank, next = (me + 1) % RANKS, before = (me + RANKS - 1) % RANKS;
-    const int64_t to[RANKS] = { 10 + me, 3, 700 }, own = me == 0 ? 10 : me == 1 ? 3 : 700;
-    const int64_t from[RANKS] = { own, me == 0 ? 11 : own, me == 0 ? 12 : own };
-    const int64_t pieces[RANKS] = { 5, 0, 900 }, places[RANKS] = { 1000, 0, 17 };
-    for (const xd_dtype dtype : dtypes) {
-        Buffer in(m, elements(dtype, ELEMENTS, &m->random, false));
-        Buffer out(m, elements(dtype, ELEMENTS, &m->random, false));
-        CHECK(xd_all_to_all(m->comm, in.at(), to, out.at(), from, dtype) == XD_OK);
-        out.keep();
-        CHECK(xd_broadcast(m->comm, out.at(), ELEMENTS, dtype, 1) == XD_OK);
-        out.keep();
-        CHECK(xd_gather(m->comm, in.at(), out.at(), pieces, dtype, 2) == XD_OK);
-        out.keep();
-        CHECK(xd_scatter(m->comm, in.at(), out.at(), pieces, dtype, 0) == XD_OK);
-        out.keep();
-        xd_collective c = {};
-        c.kind = XD_COLLECTIVE_ALL_GATHER;
-        c.send = in.at();
-        c.recv = out.at();
-        c.recv_counts = pieces;
-        c.recv_displacements = places;
-        c.dtype = dtype;
-        CHECK(xd_collective_run(m->comm, &c) == XD_OK);
-        out.keep();
-        if (me % 2 == 0) {
-            CHECK(xd_send(m->comm, in.at(), 50, dtype, next) == XD_OK);
-            CHECK(xd_recv(m->comm, out.at(), 50, dtype, before) == XD_OK);
-        } else {
-            CHECK(xd_recv(m->comm, out.at(), 50, dtype, before) == XD_OK);
-            CHECK(xd_send(m->comm, in.at(), 50, dtype, next) == XD_OK);
+#    define CASE(name)                       \
+        XD_TEST(name) {                      \
+            run_in_every_mode(suite_##name); \
         }
-        out.keep();
-    }
-    CHECK(xd_barrier(m->comm) == XD_OK);
+COMM_SUITE(CASE)
+
+static xd_result suite_data(xd_comm *comm, void *) {
+#    define RUN(name) XD_TRY(suite_##name(comm, nullptr));
+    COMM_SUITE_DATA(RUN)
+    return XD_OK;
 }
 
-/* Sums over leaves, three ranks with other numbers of them, in and out of place. */
-static void sum_leaves(Member *m) {
-    static const xd_leaves leaves[RANKS] = { { 0, 3, 8 }, { 3, 0, 8 }, { 3, 5, 8 } };
-    const xd_leaves own = leaves[m->rank];
-    const int64_t nodes = xd_leaves_nodes(own.first, own.count), pieces[RANKS] = { 100, 0, 500 };
-    for (int form = 0; form < 4; form++) {
-        const xd_dtype dtype = form % 2 ? XD_DTYPE_F64 : XD_DTYPE_F32;
-        Buffer forest(m, elements(dtype, 600 * (nodes ? nodes : 1), &m->random, false));
-        Buffer sum(m, elements(dtype, 600, &m->random, false));
-        xd_collective c = {};
-        c.kind = form < 2 ? XD_COLLECTIVE_ALL_REDUCE : XD_COLLECTIVE_REDUCE_SCATTER;
-        c.send = forest.at();
-        c.recv = form == 1 ? forest.at() : sum.at();
-        c.count = form < 2 ? 600 : 0;
-        c.send_counts = form < 2 ? nullptr : pieces;
-        c.dtype = dtype;
-        c.op = form % 2 ? XD_AVG : XD_SUM;
-        c.leaves = own;
-        CHECK(xd_collective_run(m->comm, &c) == XD_OK);
-        forest.keep();
-        sum.keep();
-    }
-}
-
-static void split_groups(Member *m) {
-    xd_comm *pair = nullptr, *alone = nullptr;
-    Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
-    CHECK(xd_comm_split(m->comm, m->rank == 1 ? -1 : 0, -m->rank, &pair) == XD_OK);
-    CHECK((pair == nullptr) == (m->rank == 1));
-    if (pair) {
-        CHECK_EQ_INT(xd_comm_rank(pair), m->rank == 2 ? 0 : 1);
-        CHECK_EQ_INT(xd_comm_world_rank(pair, 0), 2);
-        CHECK(m->world->reduction == XD_REDUCTION_INVARIANT ||
-              xd_all_reduce(pair, data.at(), data.at(), 200, XD_DTYPE_F32, XD_SUM) == XD_OK);
-    }
-    data.keep();
-    CHECK(xd_comm_split(m->comm, m->rank, 0, &alone) == XD_OK);
-    CHECK(xd_all_reduce(alone, data.at(), data.at(), 200, XD_DTYPE_F32, XD_MAX) == XD_OK);
-    xd_comm_destroy(alone);
-    data.keep();
-    int64_t count = m->rank + 1; /* the host's memory beside that of the device */
-    CHECK(xd_all_reduce(m->comm, &count, &count, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);
-    CHECK_EQ_INT(count, 6);
-    xd_comm_destroy(pair);
-    CHECK(xd_barrier(m->comm) == XD_OK);
-}
-
-static void run_all(Member *m) {
-    reduce_all(m);
-    move_all(m);
-    sum_leaves(m);
-    split_groups(m);
-}
-
-XD_TEST(collectives_over_nccl_have_the_bits_of_the_threads_transport) {
-    World world;
-    compare(&world, run_all);
-}
-
-XD_TEST(invariant_collectives_over_nccl_have_the_bits_of_the_threads_transport) {
-    World world;
-    world.reduction = XD_REDUCTION_INVARIANT;
-    compare(&world, run_all);
-}
-
-XD_TEST(sums_that_need_many_tiles_of_staging_have_the_same_bits) {
+XD_TEST(sums_that_need_many_tiles_of_staging_are_the_same) {
     World world;
     world.desc.staging_bytes = 1000;
-    compare(&world, run_all);
+    run_suite(&world, suite_data);
 }
 
-XD_TEST(host_memory_goes_over_nccl_with_the_same_bits) {
+XD_TEST(host_memory_goes_over_nccl) {
     World world;
     world.host_memory = true;
-    compare(&world, run_all);
+    run_suite(&world, suite_data);
 }
 
-XD_TEST(calls_that_are_not_compared_have_the_same_bits) {
+XD_TEST(calls_that_are_not_compared_give_the_same) {
     World world;
     world.desc.compare = -1;
-    compare(&world, run_all);
+    run_suite(&world, suite_data);
     World few;
     few.desc.compare = 5;
-    compare(&few, run_all);
+    run_suite(&few, suite_data);
 }
 
-/* Equal pieces that lie back to back on all ranks but one. */
-static void gather_displaced(Member *m) {
-    static const int64_t pieces[RANKS] = { 40, 40, 40 }, places[RANKS] = { 80, 0, 200 };
-    Buffer in(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
-    Buffer out(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
-    xd_collective c = {};
-    c.kind = XD_COLLECTIVE_ALL_GATHER;
-    c.send = in.at();
-    c.recv = out.at();
-    c.recv_counts = pieces;
-    c.recv_displacements = m->rank == 1 ? places : nullptr;
-    c.dtype = XD_DTYPE_F32;
-    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
-    out.keep();
-}
-
-XD_TEST(one_rank_alone_may_have_gaps_between_its_pieces) {
-    World world, fast;
-    compare(&world, gather_displaced);
-    fast.reduction = XD_REDUCTION_FAST;
-    compare(&fast, gather_displaced);
-}
+/* ---- streams and memory ---- */
 
 /* Sums of two groups on two streams in turn, all by the same staging memory, and nobody waits in between. */
 static void sum_on_streams(Member *m) {
@@ -425,40 +325,6 @@ XD_TEST(one_side_of_a_call_may_be_host_memory) {
     compare(&world, mix_memory);
 }
 
-/* FAST sums agree to rounding; whatever does not round, to the bit. */
-static void sum_fast(Member *m) {
-    for (const xd_dtype dtype : dtypes) {
-        Random same(7);
-        std::vector<std::vector<unsigned char>> sent;
-        for (int r = 0; r < RANKS; r++) sent.push_back(elements(dtype, 300, &same, false));
-        Buffer in(m, sent[(size_t)m->rank]), out(m, sent[0]);
-        CHECK(xd_all_reduce(m->comm, in.at(), out.at(), 300, dtype, XD_SUM) == XD_OK);
-        std::vector<unsigned char> sums(sent[0]), want(sent[0]);
-        const void *pieces[RANKS];
-        for (int r = 0; r < RANKS; r++) pieces[r] = sent[(size_t)r].data();
-        const xd_launch launch = xd_ctx_launch(m->ctx);
-        CHECK(xd_reduce_kernels_cpu()->pieces(&launch, want.data(), pieces, RANKS, 300, dtype, XD_SUM) ==
-              XD_OK);
-        CHECK(xd_read(m->ctx, sums.data(), out.at(), sums.size()) == XD_OK);
-        for (int64_t i = 0; i < 300; i++)
-            CHECK_NEAR(xd_load_f64(sums.data(), dtype, i), xd_load_f64(want.data(), dtype, i),
-                       dtype == XD_DTYPE_BF16  ? 0.05
-                       : dtype == XD_DTYPE_F16 ? 0.005
-                       : dtype == XD_DTYPE_F32 ? 1e-6
-                                               : 1e-14);
-    }
-}
-
-XD_TEST(fast_sums_are_those_of_nccl_and_agree_to_rounding) {
-    World world;
-    world.reduction = XD_REDUCTION_FAST;
-    join_and_run(&world, sum_fast);
-    world.log[0].clear();
-    World again;
-    again.reduction = XD_REDUCTION_FAST;
-    join_and_run(&again, reduce_all);
-}
-
 /* Without comparing, a call neither waits for the device nor copies to the host. */
 static void run_sealed(Member *m) {
     Buffer data(m, elements(XD_DTYPE_F32, 5000, &m->random, false));
@@ -480,27 +346,6 @@ XD_TEST(calls_that_are_not_compared_neither_wait_nor_allocate) {
 }
 
 /* ---- what goes wrong ---- */
-
-static void run_mismatches(Member *m) {
-    Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
-    const int me = m->rank;
-    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), me == 2 ? 99 : 100, XD_DTYPE_F32, XD_SUM) ==
-          XD_ERROR_MISMATCH);
-    CHECK_EQ_STR(m->message(), "all_reduce: rank 2 passed count 99, rank 0 passed count 100");
-    CHECK_EQ_INT(xd_last_error(m->ctx)->culprit, 2);
-    const xd_result refused = xd_broadcast(m->comm, data.at(), me == 1 ? -5 : 5, XD_DTYPE_F32, 0);
-    CHECK(refused == (me == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER));
-    CHECK(m->says("count -5 is negative"));
-    if (me == 0) CHECK(xd_send(m->comm, data.at(), 7, XD_DTYPE_F32, 1) == XD_ERROR_MISMATCH);
-    if (me == 1) CHECK(xd_recv(m->comm, data.at(), 8, XD_DTYPE_F32, 0) == XD_ERROR_MISMATCH);
-    if (me < 2) CHECK_EQ_STR(m->message(), "rank 0 sends count 7, rank 1 receives count 8");
-    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 100, XD_DTYPE_F32, XD_SUM) == XD_OK);
-}
-
-XD_TEST(ranks_that_disagree_are_named_and_the_group_goes_on) {
-    World world;
-    join_and_run(&world, run_mismatches);
-}
 
 /* Rank 1 leaves; the others wait for it until an hour has passed. */
 static void run_leaver(Member *m) {
@@ -742,7 +587,7 @@ XD_TEST(waiting_for_the_id_or_for_those_who_ask_for_it_has_a_deadline) {
     emu_take_reports(nullptr, 0);
 }
 #else
-XD_TEST(collectives_over_nccl_have_the_bits_of_the_threads_transport) {
+XD_TEST(the_suite_of_transports_runs_over_nccl) {
     SKIP("NCCL wants a process and a GPU for every rank");
 }
 #endif

@@ -2,7 +2,8 @@
  * written, so out may be one of them, and the loops over a tile are plain enough to become vector
  * instructions. */
 
-#include "base/half.h"
+#include "base/scalar.h"
+#include "kernel/internal.h"
 #include "kernel/reduce.h"
 
 #include <string.h>
@@ -26,45 +27,45 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
 /* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
-#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                       \
-    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {         \
-        if (op == XD_MAX) {                                                                       \
-            for (int i = 0; i < n; i++) {                                                         \
-                const sum v = LOAD(x[i]);                                                         \
-                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                    \
-            }                                                                                     \
-        } else if (op == XD_MIN) {                                                                \
-            for (int i = 0; i < n; i++) {                                                         \
-                const sum v = LOAD(x[i]);                                                         \
-                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                    \
-            }                                                                                     \
-        } else {                                                                                  \
-            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                         \
-        }                                                                                         \
-    }                                                                                             \
-    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t count, \
-                                  xd_reduce_op op) {                                              \
-        sum acc[XDI_REDUCE_TILE];                                                                 \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_TILE) {                        \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_TILE);                     \
-            const type *first = (const type *)pieces[0] + begin;                                  \
-            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                  \
-            for (int r = 1; r < ranks; r++)                                                       \
-                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);              \
-            if (op == XD_AVG)                                                                     \
-                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                   \
-            type *to = (type *)out + begin;                                                       \
-            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                    \
-        }                                                                                         \
+#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                      \
+    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {        \
+        if (op == XD_MAX) {                                                                      \
+            for (int i = 0; i < n; i++) {                                                        \
+                const sum v = LOAD(x[i]);                                                        \
+                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                   \
+            }                                                                                    \
+        } else if (op == XD_MIN) {                                                               \
+            for (int i = 0; i < n; i++) {                                                        \
+                const sum v = LOAD(x[i]);                                                        \
+                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                   \
+            }                                                                                    \
+        } else {                                                                                 \
+            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                        \
+        }                                                                                        \
+    }                                                                                            \
+    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t from, \
+                                  int64_t end, xd_reduce_op op) {                                \
+        sum acc[XDI_REDUCE_TILE];                                                                \
+        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_TILE) {                      \
+            const int n = xdi_reduce_at_most(end - begin, XDI_REDUCE_TILE);                      \
+            const type *first = (const type *)pieces[0] + begin;                                 \
+            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                 \
+            for (int r = 1; r < ranks; r++)                                                      \
+                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);             \
+            if (op == XD_AVG)                                                                    \
+                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                  \
+            type *to = (type *)out + begin;                                                      \
+            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                   \
+        }                                                                                        \
     }
 
 XDI_REDUCE_DEFINE(f32, float, float, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(f64, double, double, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
-XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_f32_from_bf16, xd_bf16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_bits_from_bf16, xd_bits_to_bf16, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
-XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_f32_from_f16, xd_f16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_bits_from_f16, xd_bits_to_f16, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(i32, int32_t, int32_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I32,
                   XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
@@ -86,19 +87,36 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
+/* The arguments of an entry. Elements are independent, so threads take pieces of them. */
+typedef struct xdi_reduce_job {
+    void *out;
+    const void *const *pieces;
+    const xd_leaves *leaves; /* NULL: a sum of pieces */
+    int ranks;
+    int64_t stride;
+    xd_dtype dtype;
+    xd_reduce_op op;
+} xdi_reduce_job;
+
+static void xdi_cpu_reduce_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                 int slot) {
+    const xdi_reduce_job *j = (const xdi_reduce_job *)args;
+    (void)launch, (void)slot;
+    switch (j->dtype) {
+    case XD_DTYPE_F32: xdi_reduce_f32(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_F64: xdi_reduce_f64(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_BF16: xdi_reduce_bf16(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_F16: xdi_reduce_f16(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_I32: xdi_reduce_i32(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    case XD_DTYPE_I64: xdi_reduce_i64(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    default: xdi_reduce_u8(j->out, j->pieces, j->ranks, begin, end, j->op); break;
+    }
+}
+
 static xd_result xdi_cpu_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                        int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    (void)launch;
-    switch (dtype) {
-    case XD_DTYPE_F32: xdi_reduce_f32(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_F64: xdi_reduce_f64(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_BF16: xdi_reduce_bf16(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_F16: xdi_reduce_f16(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_I32: xdi_reduce_i32(out, pieces, ranks, count, op); break;
-    case XD_DTYPE_I64: xdi_reduce_i64(out, pieces, ranks, count, op); break;
-    default: xdi_reduce_u8(out, pieces, ranks, count, op); break;
-    }
-    return XD_OK;
+    const xdi_reduce_job job = { out, pieces, NULL, ranks, 0, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_cpu_reduce_piece, &job);
 }
 
 XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end) {
@@ -116,52 +134,58 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
 
 /* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
  * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
-#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                             \
-    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {     \
-        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];               \
-    }                                                                                                    \
-    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                     \
-                                              const xd_leaves *leaves, int ranks, int64_t stride,        \
-                                              int64_t begin, int n, xd_reduce_op op) {                   \
-        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                             \
-        int64_t size[XDI_REDUCE_LEVELS];                                                                 \
-        int top = -1;                                                                                    \
-        for (int r = 0; r < ranks; r++) {                                                                \
-            const int64_t end = leaves[r].first + leaves[r].count;                                       \
-            if (leaves[r].count == 0) continue; /* its forest may be NULL */                             \
-            const type *node = (const type *)forests[r] + begin;                                         \
-            for (int64_t lo = leaves[r].first; lo < end;                                                 \
-                 lo += xd_leaves_node_size(lo, end), node += stride) {                                   \
-                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                    \
-                size[top] = xd_leaves_node_size(lo, end);                                                \
-                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                          \
-                    xdi_reduce_leaves_merge_##name(stack, top, n);                                       \
-            }                                                                                            \
-        }                                                                                                \
-        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                            \
-        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                     \
-        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                \
-    }                                                                                                    \
-    static void xdi_reduce_leaves_##name(void *out, const void *const *forests, const xd_leaves *leaves, \
-                                         int ranks, int64_t stride, int64_t count, xd_reduce_op op) {    \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_LEAF_TILE) {                          \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_LEAF_TILE);                       \
-            xdi_reduce_leaves_tile_##name((type *)out, forests, leaves, ranks, stride, begin, n, op);    \
-        }                                                                                                \
+#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
+    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
+        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                        \
+                                              const xd_leaves *leaves, int ranks, int64_t stride,           \
+                                              int64_t begin, int n, xd_reduce_op op) {                      \
+        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                                \
+        int64_t size[XDI_REDUCE_LEVELS];                                                                    \
+        int top = -1;                                                                                       \
+        for (int r = 0; r < ranks; r++) {                                                                   \
+            const int64_t end = leaves[r].first + leaves[r].count;                                          \
+            if (leaves[r].count == 0) continue; /* its forest may be NULL */                                \
+            const type *node = (const type *)forests[r] + begin;                                            \
+            for (int64_t lo = leaves[r].first; lo < end;                                                    \
+                 lo += xd_leaves_node_size(lo, end), node += stride) {                                      \
+                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                       \
+                size[top] = xd_leaves_node_size(lo, end);                                                   \
+                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                             \
+                    xdi_reduce_leaves_merge_##name(stack, top, n);                                          \
+            }                                                                                               \
+        }                                                                                                   \
+        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                               \
+        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                        \
+        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                   \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_##name(const xdi_reduce_job *j, int64_t from, int64_t end) {              \
+        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_LEAF_TILE) {                            \
+            const int n = xdi_reduce_at_most(end - begin, XDI_REDUCE_LEAF_TILE);                            \
+            xdi_reduce_leaves_tile_##name((type *)j->out, j->pieces, j->leaves, j->ranks, j->stride, begin, \
+                                          n, j->op);                                                        \
+        }                                                                                                   \
     }
 
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
 XDI_REDUCE_DEFINE_LEAVES(f64, double)
 
+static void xdi_cpu_reduce_leaves_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xdi_reduce_job *j = (const xdi_reduce_job *)args;
+    (void)launch, (void)slot;
+    if (j->dtype == XD_DTYPE_F32)
+        xdi_reduce_leaves_f32(j, begin, end);
+    else
+        xdi_reduce_leaves_f64(j, begin, end);
+}
+
 static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
                                        const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
                                        xd_dtype dtype, xd_reduce_op op) {
-    (void)launch;
-    if (dtype == XD_DTYPE_F32)
-        xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
-    else
-        xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
-    return XD_OK;
+    const xdi_reduce_job job = { out, forests, leaves, ranks, stride, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_cpu_reduce_leaves_piece, &job);
 }
 
 XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void) {

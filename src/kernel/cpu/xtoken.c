@@ -995,29 +995,31 @@ static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_c
 
 /* ---- products with a projection ---- */
 
-static void xdi_cpu_xtoken_product_row(const xd_xtoken_product_args *a, int64_t row) {
+/* Cells are independent of each other, also those of one row. */
+static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
     const xd_xtoken_projection *m = &a->projection;
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t column = a->ids ? a->ids[j] : j;
-        if (column < 0 || column >= m->teacher_size) continue;
-        for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
-            const int64_t v = m->student_id[e] - a->first;
-            if (v < 0 || v >= a->columns) continue;
-            xdi_cells_add(a->fixed, a->cells, row * a->k + j,
-                          (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
-        }
+    const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
+    if (column < 0 || column >= m->teacher_size) return;
+    for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
+        const int64_t v = m->student_id[e] - a->first;
+        if (v < 0 || v >= a->columns) continue;
+        xdi_cells_add(a->fixed, a->cells, i, (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
     }
 }
 
-static void xdi_cpu_xtoken_product_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
-                                        int slot) {
-    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
     (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row(a, row);
+    for (int64_t i = begin; i < end; i++)
+        xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
 }
 
+/* Entries that a cell or a column may have are so many arrays. */
+enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
+
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_rows(launch, a->rows.rows, a->k, xdi_cpu_xtoken_product_rows, a);
+    return xdi_spread_elements(launch, a->rows.rows * a->k, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_cells, a);
 }
 
 /* The place of a teacher id among the columns; -1 when it is not there. */
@@ -1034,28 +1036,27 @@ static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t i
     return low < k && columns[low] == id ? low : -1;
 }
 
-static void xdi_cpu_xtoken_product_row_back(const xd_xtoken_product_args *a, int64_t row) {
+static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {
     const xd_xtoken_projection *m = &a->projection;
     const int64_t *begin = m->row_begin + a->first;
-    for (int64_t v = 0; v < a->rows.cols; v++) {
-        double sum = 0.0;
-        for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
-            const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
-            if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
-        }
-        xdi_loss_store(&a->rows, row, v, sum);
+    double sum = 0.0;
+    for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
+        const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
+        if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
     }
+    xdi_loss_store(&a->rows, row, v, sum);
 }
 
-static void xdi_cpu_xtoken_product_back_rows(const xd_launch *launch, const void *args, int64_t begin,
-                                             int64_t end, int slot) {
+static void xdi_cpu_xtoken_product_columns(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
     const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
     (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) xdi_cpu_xtoken_product_row_back(a, row);
+    for (int64_t i = begin; i < end; i++) xdi_cpu_xtoken_product_at(a, i / a->rows.cols, i % a->rows.cols);
 }
 
 static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_xtoken_product_back_rows, a);
+    return xdi_spread_elements(launch, a->rows.rows * a->rows.cols, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_columns, a);
 }
 
 XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {

@@ -9,17 +9,30 @@ static bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op) {
            (dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16);
 }
 
-static void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces, int ranks,
-                             int64_t count, xd_dtype dtype, xd_reduce_op op) {
+/* The arguments of the entry, and the spans of the context's level. */
+typedef struct xdi_reduce_spans_job {
+    const xdi_span_kernels *spans;
+    void *out;
+    const void *const *pieces;
+    int ranks;
+    xd_dtype dtype;
+    xd_reduce_op op;
+} xdi_reduce_spans_job;
+
+static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                             int slot) {
+    const xdi_reduce_spans_job *j = (const xdi_reduce_spans_job *)args;
+    const xdi_span_kernels *spans = j->spans;
     float sum[XDI_SPAN], widened[XDI_SPAN];
-    for (int64_t at = 0; at < count; at += XDI_SPAN) {
-        const int64_t n = xdi_span_length(count, at);
-        const float *first = xdi_span_widen(spans, pieces[0], dtype, at, n, sum);
+    (void)launch, (void)slot;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        const float *first = xdi_span_widen(spans, j->pieces[0], j->dtype, at, n, sum);
         if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
-        for (int r = 1; r < ranks; r++)
-            spans->add(sum, xdi_span_widen(spans, pieces[r], dtype, at, n, widened), n);
-        if (op == XD_AVG) spans->scale(sum, 1.0f / (float)ranks, n);
-        xdi_span_narrow(spans, sum, out, dtype, at, n);
+        for (int r = 1; r < j->ranks; r++)
+            spans->add(sum, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
+        if (j->op == XD_AVG) spans->scale(sum, 1.0f / (float)j->ranks, n);
+        xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
     }
 }
 
@@ -27,9 +40,9 @@ static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, cons
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
-    xdi_reduce_spans(xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu), out, pieces, ranks, count,
-                     dtype, op);
-    return XD_OK;
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
+    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op };
+    return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 
 XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {

@@ -4,7 +4,7 @@
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
   options    README.md's table of options that leave parts out has those of src/xdistill.h
-  index      docs/index.md has every name of the users' part, as docs/api.txt lists them
+  index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
   names      what prose names exists: check_names.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
@@ -86,6 +86,11 @@ def check_index(root=ROOT):
     text = (root / "docs/index.md").read_text()
     told = set(re.findall(r"`(\w+)`", text))
     entries = [name for line in re.findall(r"^- ([^:]*):", text, re.M) for name in re.findall(r"`(\w+)`", line)]
+    for path in sorted(root.glob("xdistill_*.h")):
+        declared = path.read_text().split("defined(XDISTILL_IMPLEMENTATION)")[0]
+        for name in re.findall(r"^(?:XD_API\b[^;(]*?|\} )(xd_\w+)(?=\(|;)", declared, re.M):
+            if name not in told:
+                yield "docs/index.md: %s of %s is missing" % (name, path.name)
     for kind, name in names.lines:
         if name not in told and not (kind == "value" and names.homes[name]):  # enumerators stand with their enum
             yield "docs/index.md: %s is missing" % name

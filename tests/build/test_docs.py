@@ -68,6 +68,11 @@ class Names(unittest.TestCase):
                    "\nvalue XD_LOW_ONE = 1\n\nfunction int xd_low_make(void)\n")
         self.write("docs/index.md", "`xd_low`, `xd_kind`, `XD_LOW_ONE`: all but one.\n")
         self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low_make is missing"])
+        self.write("xdistill_far.h", "typedef struct xd_far_desc {\n    int a;\n} xd_far_desc;\nXD_API int xd_comm_far(int a);\n"
+                   "#if defined(XDISTILL_IMPLEMENTATION)\nXD_API int xd_comm_far(int a) { return xd_hidden(a); }\n#endif\n")
+        self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_far_desc of xdistill_far.h is missing",
+                         "docs/index.md: xd_comm_far of xdistill_far.h is missing", "docs/index.md: xd_low_make is missing"])
+        (self.root / "xdistill_far.h").unlink()
         self.write("docs/index.md", "- `xd_low`, `xd_kind`: as `xd_low`.\n- `xd_low_make`, `XD_LOW_ONE`, `xd_low`: twice.\n")
         self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low has two entries"])
 

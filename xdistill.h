@@ -464,6 +464,39 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 /* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */
 #define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
 
+/* >>base/fail */
+
+/* Failing, and handing failures on, as the library itself does it: for programs and companions. */
+
+/* Records a failure in the context, sends it to the logger and returns `result`: the macros below call it. Local. */
+XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
+                         const char *format, ...) XD_PRINTF(6, 7);
+
+/* As xd_fail, naming the world rank that caused it. */
+XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
+                                 const char *function, const char *format, ...) XD_PRINTF(7, 8);
+
+#define XD_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
+#define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
+    xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
+
+/* The only two macros that return: XD_REQUIRE when its condition does not hold, with a message in the manner of printf, and
+ * XD_TRY when a call has failed. */
+#define XD_REQUIRE(ctx, condition, result, ...)                         \
+    do {                                                                \
+        if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
+    } while (0)
+#define XD_TRY(expression)                                  \
+    do {                                                    \
+        const xd_result xdi_try_result = (expression);      \
+        if (xdi_try_result != XD_OK) return xdi_try_result; \
+    } while (0)
+
+/* Memory from the context's allocator, zero-filled; NULL when there is no room, which the caller reports. xd_release gives it
+ * back, and so what calls hand out with that word; NULL is fine. Local. */
+XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
+XD_API void xd_release(xd_ctx *ctx, void *memory);
+
 /* >>kernel/types */
 
 /* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
@@ -3758,20 +3791,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* For companion headers and backends of your own (a second translation unit sees nothing private). */
 
-/* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
-XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
-                         const char *format, ...) XD_PRINTF(6, 7);
-
-/* As xd_fail, naming the world rank that caused it. */
-XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
-                                 const char *function, const char *format, ...) XD_PRINTF(7, 8);
-
 /* One line to the logger when level is enabled. */
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) XD_PRINTF(3, 4);
-
-/* Memory from the context's allocator, zero-filled; NULL when there is no room (report it yourself). */
-XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
-XD_API void xd_release(xd_ctx *ctx, void *memory);
 
 /* Seconds of the context's clock. */
 XD_API double xd_now(const xd_ctx *ctx);
@@ -3784,21 +3805,6 @@ XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
 /* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
 XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
-
-#define XD_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
-#define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
-    xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
-
-/* The only two macros that return. */
-#define XD_REQUIRE(ctx, condition, result, ...)                         \
-    do {                                                                \
-        if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
-    } while (0)
-#define XD_TRY(expression)                                  \
-    do {                                                    \
-        const xd_result xdi_try_result = (expression);      \
-        if (xdi_try_result != XD_OK) return xdi_try_result; \
-    } while (0)
 
 /* >>base/scalar */
 
@@ -43533,4 +43539,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c0636c7a00de76f2e3b5f4e00e12965e12a70b8e529b5c3fca948bc70209f9e4 */
+/* xdistill sha256 550c776a5d8dd28156e44b6d189ce9af5c2b3a930e714500bdfcb99bca8a475d */

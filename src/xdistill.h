@@ -48,6 +48,7 @@
 #include "base/file.h"
 #include "base/parallel.h"
 #include "base/context.h"
+#include "base/fail.h"
 #include "kernel/types.h"
 #include "kernel/cuda.h"
 

@@ -6482,6 +6482,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    endif
 #endif
 
+/* A function that callers call, however small it looks. */
+#if defined(__GNUC__)
+#    define XDI_NOINLINE __attribute__((noinline))
+#else
+#    define XDI_NOINLINE
+#endif
+
 /* file.c: the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
@@ -7544,11 +7551,12 @@ XD_API float xd_f32_from_f16(uint16_t bits) {
     return xd_bits_from_f16(bits);
 }
 
-XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
+/* By calls: in the plain kernels, which are many, the conversions would take 40 KB. */
+XDI_NOINLINE XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
     return xd_element_load(data, dtype, index);
 }
 
-XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
+XDI_NOINLINE XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
     xd_element_store(data, dtype, index, value);
 }
 
@@ -43539,4 +43547,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 550c776a5d8dd28156e44b6d189ce9af5c2b3a930e714500bdfcb99bca8a475d */
+/* xdistill sha256 9f9ef565066ed14afe719638a4104bad90fb8ceb7f5b282396727d1d07e614ef */

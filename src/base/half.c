@@ -2,6 +2,7 @@
 
 #include "base/half.h"
 
+#include "base/internal.h"
 #include "base/scalar.h"
 
 XD_API uint16_t xd_bf16_from_f32(float value) {
@@ -20,10 +21,11 @@ XD_API float xd_f32_from_f16(uint16_t bits) {
     return xd_bits_from_f16(bits);
 }
 
-XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
+/* By calls: in the plain kernels, which are many, the conversions would take 40 KB. */
+XDI_NOINLINE XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
     return xd_element_load(data, dtype, index);
 }
 
-XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
+XDI_NOINLINE XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
     xd_element_store(data, dtype, index, value);
 }

@@ -12,6 +12,13 @@
 #    endif
 #endif
 
+/* A function that callers call, however small it looks. */
+#if defined(__GNUC__)
+#    define XDI_NOINLINE __attribute__((noinline))
+#else
+#    define XDI_NOINLINE
+#endif
+
 /* file.c: the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 

@@ -7552,11 +7552,11 @@ XD_API float xd_f32_from_f16(uint16_t bits) {
 }
 
 /* By calls: in the plain kernels, which are many, the conversions would take 40 KB. */
-XDI_NOINLINE XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
+XD_API XDI_NOINLINE double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
     return xd_element_load(data, dtype, index);
 }
 
-XDI_NOINLINE XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
+XD_API XDI_NOINLINE void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
     xd_element_store(data, dtype, index, value);
 }
 
@@ -10985,8 +10985,8 @@ static void xdi_cpu_xtoken_mean_pieces(const xd_launch *launch, const void *args
     f.scale = a->scale;
     f.delta = a->delta;
     for (int64_t at = begin; at < end; at++) {
-        const int64_t from = at % pieces * XDI_CPU_COLUMNS, left = columns - from;
-        w->write(launch, &f, at / pieces, from, from + (left < XDI_CPU_COLUMNS ? left : XDI_CPU_COLUMNS));
+        const int64_t from = at % pieces * XDI_CPU_COLUMNS, end_of_piece = from + XDI_CPU_COLUMNS;
+        w->write(launch, &f, at / pieces, from, end_of_piece < columns ? end_of_piece : columns);
     }
 }
 
@@ -43547,4 +43547,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9f9ef565066ed14afe719638a4104bad90fb8ceb7f5b282396727d1d07e614ef */
+/* xdistill sha256 c9afe87db1c27b167f7b8803d997807a3843a6c1ea5691a12686240bbc613b1e */

@@ -22,10 +22,10 @@ XD_API float xd_f32_from_f16(uint16_t bits) {
 }
 
 /* By calls: in the plain kernels, which are many, the conversions would take 40 KB. */
-XDI_NOINLINE XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
+XD_API XDI_NOINLINE double xd_load_f64(const void *data, xd_dtype dtype, int64_t index) {
     return xd_element_load(data, dtype, index);
 }
 
-XDI_NOINLINE XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
+XD_API XDI_NOINLINE void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value) {
     xd_element_store(data, dtype, index, value);
 }

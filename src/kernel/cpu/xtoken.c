@@ -343,8 +343,8 @@ static void xdi_cpu_xtoken_mean_pieces(const xd_launch *launch, const void *args
     f.scale = a->scale;
     f.delta = a->delta;
     for (int64_t at = begin; at < end; at++) {
-        const int64_t from = at % pieces * XDI_CPU_COLUMNS, left = columns - from;
-        w->write(launch, &f, at / pieces, from, from + (left < XDI_CPU_COLUMNS ? left : XDI_CPU_COLUMNS));
+        const int64_t from = at % pieces * XDI_CPU_COLUMNS, end_of_piece = from + XDI_CPU_COLUMNS;
+        w->write(launch, &f, at / pieces, from, end_of_piece < columns ? end_of_piece : columns);
     }
 }
 

@@ -1,37 +1,37 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
+   Your trainer keeps its model and its loop. This header provides what distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
    or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
-   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+   xdistill_cuda.cu, compiled by nvcc in addition, computes on a GPU.
 
-   In *one* C or C++ file of its own:               Everywhere else:
+   In *one* separate C or C++ file:                 Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
        #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   A program, but for its declarations and the check of results (XD_TRY):
+   A program, without its declarations and the check of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one only
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher
        loss.temperature = 2.0;
        loss.common.gradient = loss.student;                   // over the student's logits: no extra memory
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
-       xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
+       xd_optimizer_step(adamw, NULL, NULL);                  // over your parameters: xd_optimizer_create
 
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
-             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+             struct. XDISTILL_NO_TEXT leaves out tokenizers and projections built from them; _NO_XTOKEN: losses across
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: forms that only reproduce other
+             trainers. Using something that was left out is a compile error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
-             rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, file, line and
+             rank. A collective call fails on all its ranks: no rank is left waiting for one that has failed.
    ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
              filled desc: xd_adamw_defaults and the like.
-   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
-             back ends" on what devices, transports and companions are made of; then the implementation. */
+   CONTENTS  search for ">>": one marker per part. First what programs call, in the order in which they need it; then, from
+             "for back ends" on, what devices, transports and companion headers use; then the implementation. */
 
 /* Generated from src/xdistill.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */
@@ -39,7 +39,7 @@
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
-/* ---- for users, in the order in which they meet it ---- */
+/* ---- for users, in the order in which they need it ---- */
 
 /* Results and contexts. */
 /* >>base/config */
@@ -1295,24 +1295,25 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 /* Losses. */
 /* >>loss/vocab */
 
-/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
- * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
- * padding of the projection: they take no part, and their gradient is zero. */
+/* How the columns of the logits (the vocabulary) are split over the ranks of one group. Immutable; the ranks agree on it
+ * once, and every loss uses it. Logits passed to a loss have at least end - begin columns; further columns are padding of
+ * the output layer: they are ignored, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
 /* Agrees on the columns of every rank.
  *
  *   tp       the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
+ *   columns  global columns of this rank, as xd_chunk gives them; may be empty
  *   size     true columns over all ranks
  *
  * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do
- * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes some words a rank of
- * the context's allocator and of its device's, which xd_vocab_destroy gives back; with a GPU it waits. */
+ * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes a few
+ * words for each rank from the context's allocator and from its device's; xd_vocab_destroy frees them. On a GPU the call
+ * waits for the device. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ones
- * fewer or none. Collective over tp; errors as there. */
+/* As xd_vocab_create with an even split: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ranks
+ * fewer or none. Collective over tp; errors as xd_vocab_create. */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
 /* Frees the object; local. NULL is fine. */
@@ -1328,11 +1329,11 @@ typedef struct xd_vocab_info {
     const int64_t *device_offsets; /* the same in memory of the context's device */
 } xd_vocab_info;
 
-/* The agreed cut; the pointers live as long as the object. Local. */
+/* The agreed split; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
- * status is on the host. Local. */
+/* Turns a status into a result: OK when it recorded nothing, else DATA with counts, row and value. The status is in
+ * host memory. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 
 /* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
@@ -1340,8 +1341,8 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 
 /* >>loss/common */
 
-/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
- * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
+/* What every loss over rows of logits takes besides the logits: which of the T rows count, what divides their sum, where
+ * results go. Labels, mask, weights and row_loss are for the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
     xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
@@ -1368,17 +1369,17 @@ typedef struct xd_loss_common {
  *
  *   out     in memory of the tensors' device
  *
- * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every split:
- * weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
- * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter
- * are seen in out->refused, and the losses find nothing counted. */
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. The sums are exact, with the same
+ * bits for every split: weights are summed as integers. Errors: DTYPE of labels, on the rank that passed them (the other
+ * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large. On
+ * a GPU such weights are reported in out->refused, and the losses then count nothing. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
 /* >>loss/shift */
 
 /* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
- * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
+ * rank passes the list of positions it holds, in any order (contiguous, or the load-balanced blocks r and
  * 2n-1-r). */
 typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
@@ -1386,20 +1387,20 @@ typedef struct xd_shift_desc {
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;  /* label of positions without one */
-    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
+    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids has all positions */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held, of the dtype of desc->ids, which xd_loss_common.labels takes. All arrays are
- * on the host, also beside a GPU. With comm: collective over it, one exchange of ids and positions, memory from the
- * context's allocator; else local. Exact. Errors, with comm on every rank alike: ARGUMENT (a position outside the
- * sequence, an ignore_index that labels of 32 bits cannot hold), DTYPE, SHAPE (a position that two ranks or none hold,
+/* Writes labels [B, held] for this rank's positions, with the dtype of desc->ids, as xd_loss_common.labels takes them. All
+ * arrays are host memory, also on a context with a GPU. With comm: collective over it, one exchange of ids and positions,
+ * memory from the context's allocator; else local. Errors, with comm the same on every rank: ARGUMENT (a position outside
+ * the sequence, an ignore_index that 32-bit labels cannot hold), DTYPE, SHAPE (a position that two ranks hold, or no rank,
  * with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n], on the
+/* The load-balanced order: rank r of n holds blocks r and 2n-1-r of 2n equal blocks. positions [length / n], on the
  * host, ascending, as xd_shift_desc takes them. Local; allocates nothing. Errors: ARGUMENT (rank, ranks); SHAPE when
  * length is not a multiple of 2n. For n = 1 any length. */
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
@@ -1425,14 +1426,15 @@ typedef enum xd_temperature_factor {
  *   loss = scale / D * sum over counted rows of
  *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
- * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
- * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
- * without columns still gives non-NULL data for the rows it is part of. */
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are for
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A rank
+ * without columns still passes data that is not NULL. */
 typedef struct xd_loss_desc {
-    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab;    /* required */
-    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab; /* required */
+    double
+        hard_weight; /* of the cross entropy; 0: it is left out. At least one of the two weights is not 0 */
     double soft_weight;       /* of the divergence */
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
@@ -1444,7 +1446,7 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
@@ -1452,18 +1454,18 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  *
  * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
  * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
- * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * when workspace is given, except for at most 512 KB that a context on a CPU retains after its first forward KL
+ * of bf16 logits. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
  * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
  * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
- * call returns DATA on every rank; the gradient is then written all the same.
+ * it, the same on all ranks. No counted row: everything is zero and status reports it. Without a status the
+ * call returns DATA on every rank; the gradient is still written.
  *
- * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
- * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
+ * reads nothing and does not wait, so a status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* >>loss/head */
@@ -1475,11 +1477,11 @@ typedef struct xd_head {
     const float *bias; /* [V/tp]; NULL -> none */
 } xd_head;
 
-/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
+/* The loss of xd_loss from hidden states and the head instead of logits. Logits exist for one chunk of rows at a
  * time, so memory does not grow with T times V. */
 typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, common.gradient and common.workspace, which stay zero. The teacher may be logits
-     * here, or the head below, or neither. row counts are those of student.hidden. */
+    /* All of xd_loss_desc except student, common.gradient and common.workspace, which stay zero. The teacher may be logits
+     * here, or the head below, or absent. T is the number of rows of student.hidden. */
     xd_loss_desc loss;
     xd_head student; /* required */
     xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
@@ -1488,26 +1490,26 @@ typedef struct xd_head_loss_desc {
     float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
     float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
     int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
-    bool bf16;       /* multiply in bf16 where the backend does that faster: both sides are rounded first */
+    bool bf16;       /* multiply in bf16 where the backend does that faster: both factors are rounded first */
     void *workspace; /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;
 } xd_head_loss_desc;
 
-/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
+/* Columns of the vocabulary in one tile of INVARIANT mode's sums. */
 enum { XD_HEAD_TILE = 64 };
 
 /* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
- * for a desc that is not valid. Local. */
+ * for an invalid desc. Local. */
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
 
 /* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
- * hidden_gradient is whole on every rank of the vocabulary's group.
+ * hidden_gradient is complete on every rank of the vocabulary's group.
  *
  * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
- * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, except for their
+ * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
- * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
@@ -1515,9 +1517,9 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 /* >>loss/topk */
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
- * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
- * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may be larger than a shard, not larger
+ * than the vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp],
+ * taken as in loss/softmax.h. The same bits for every split. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
@@ -1525,32 +1527,32 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 typedef struct xd_vocab_topk_desc {
     const xd_vocab *vocab; /* required */
     xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
-    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
-    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    int64_t sequences;     /* B: rows are sequence by sequence, T / B rows each; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position does not count; NULL -> all do */
     xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
     int64_t k;             /* required, 1 <= k <= V */
 } xd_vocab_topk_desc;
 
-/* The ids chosen.
+/* Chooses the columns of each sequence.
  *
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
- * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
- * xd_vocab_topk_gather gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
+ * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
+ * xd_vocab_topk_gather returns the logits of these columns too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
-/* What the teacher shipped for each id. */
+/* What the teacher's values are. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
-    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
+    XD_TOPK_LOGITS /* raw logits; log_normaliser turns them into probabilities where the mode needs that */
 } xd_topk_values;
 
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
- * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
- * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+/* Divergence from a teacher known at k ids per position. The teacher is given in one of two forms: `ids` and
+ * `values`, or `teacher`, its logits over the same split vocabulary; with the latter, ids NULL takes the
+ * student's k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
 typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
@@ -1573,56 +1575,56 @@ typedef struct xd_topk_desc {
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc: arrays of [T, k, tp] and [threads, k]; 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
- * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
+ * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
+ * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 
 /* >>loss/mft */
 
 /* Minimal fine-tuning (NVIDIA Model-Optimizer, MFTLoss): the forward KL from a teacher that is corrected just
- * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
- * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
+ * enough to predict the label. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the smallest value that puts the label
+ * `threshold` above the teacher's argmax or, where the label is the argmax, raises it by `threshold`. */
 typedef struct xd_mft_desc {
-    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, soft_weight,
-     * temperature and temperature_factor count (tau^2 by default); labels also say which rows count. */
+    /* As for xd_loss; labels and teacher are required. Of the fields that choose the loss only soft_weight,
+     * temperature and temperature_factor (tau^2 by default) are used; labels also say which rows count. */
     xd_loss_desc loss;
     double threshold; /* in [0, 1] */
-    /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
-     * rows that do not count; data NULL -> none. */
+    /* Output, shape of the student's logits, f32: tau^2 q ln(q/p) of each entry, not summed, as the reference's reduction
+     * "none"; 0 in rows that do not count; data NULL -> none. */
     xd_rows terms;
 } xd_mft_desc;
 
 /* A desc with the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
 XD_API xd_mft_desc xd_mft_defaults(void);
 
-/* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
+/* Value and gradient; everything else as xd_loss, including a GPU, INVARIANT mode and the workspace:
  * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
  * over comm. */
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
 
-/* soft_weight times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
- * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
- * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
- * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
- * the same bits on every CPU and GPU, too. */
+/* soft_weight times the sum over counted rows of 1 - cos(x, y), divided by the denominator (Liger-Kernel, cosine
+ * similarity loss). All else as xd_loss: student and teacher are required, labels only say which rows
+ * count. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
+ * Collective over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient
+ * have the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a
+/* Statistics of rows whose vocabulary is split, and functions of them. A number that belongs to one token (a
  * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
- * tokens are double. All are computed in double. All are collective over the vocabulary's group, give the same bits
- * on all its ranks, and need [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator
- * gives it for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
- * probability zero; NaN and +infinity spread to the row's results. Errors: SHAPE, DTYPE, ARGUMENT (temperature not
- * positive and finite), MEMORY; on every rank alike. */
+ * tokens are double. Everything is computed in double. All calls are collective over the vocabulary's group, give the same
+ * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
+ * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
+ * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
+ * ARGUMENT (temperature not positive and finite), MEMORY. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -1630,7 +1632,7 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
                               double *log_sum_exp, int64_t *argmax);
 
 /* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
- * columns of out are left alone. */
+ * columns of out are not written. */
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out);
 
@@ -1650,13 +1652,13 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
                                               double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
- * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
+/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for a list of ids for each position and 0 for
+ * one list for all. An id outside the vocabulary: ARGUMENT when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
+ * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. Also
  * collective over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
@@ -1680,17 +1682,17 @@ typedef struct xd_kl_estimate_desc {
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
-        output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
-                            the two differ most */
-    float *values;    /* the estimates, without weight; or NULL */
-    float *gradient;  /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+        output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
+                            where the two differ by much */
+    float *values;   /* the estimates, without weight; or NULL */
+    float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
- * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
- * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+/* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The
+ * arrays are memory of the context's device, *sum is host memory: the call waits for it. Local; memory: 4 KB;
+ * computed in double; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
  * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are then written, 0 for such tokens). */
+ * (values and gradient are still written, 0 for such tokens). */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 
@@ -1723,8 +1725,8 @@ typedef struct xd_token_span {
 /* >>text/tokenizer */
 
 /* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
- * rank files (tiktoken), SentencePiece models and Tekken. Ids and cuts are those of the package that owns the
- * form.
+ * rank files (tiktoken), SentencePiece models and Tekken. Ids and token boundaries are those of each form's reference
+ * implementation.
  *
  *     xd_tokenizer *tokenizer = NULL;
  *     xd_encoder *encoder = NULL;
@@ -1748,7 +1750,7 @@ typedef enum xd_tokenizer_preset {
     XD_TOKENIZER_PRESET_CL100K,
     XD_TOKENIZER_PRESET_O200K,
     XD_TOKENIZER_PRESET_LLAMA3,
-    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, including BOS */
     XD_TOKENIZER_PRESET_QWEN
 } xd_tokenizer_preset;
 
@@ -1760,16 +1762,16 @@ typedef struct xd_tokenizer_special {
 
 /* How to load a tokenizer. Zero is the default of every field. */
 typedef struct xd_tokenizer_desc {
-    xd_tokenizer_preset preset;           /* of a rank file; other forms carry their rules: must be NONE */
-    const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
+    xd_tokenizer_preset preset;           /* for rank files; other forms contain their rules: must be NONE */
+    const char *pattern;                  /* for rank files: overrides the preset's; NUL-terminated */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
     size_t max_bytes;      /* of the file; 0 -> 256 MiB */
-    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
-                            * text, in place of all that the file says. Both NULL -> what the file says */
+    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and after a
+                            * text, instead of everything that the file defines. Both NULL -> what the file defines */
 } xd_tokenizer_desc;
 
-/* Loads a file; its form is told from its content.
+/* Loads a file; its form is recognised by its content.
  *
  *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
  *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
@@ -1778,13 +1780,13 @@ typedef struct xd_tokenizer_desc {
  *   .model          SentencePiece BPE with the identity normaliser
  *   Tekken JSON
  *
- * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
+ * A file with a post-processor of another kind is still loaded: xd_encode refuses add_special instead.
  *
- * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
+ * Local. Deterministic. Reads the whole file. Time and memory for a hostile file are proportional to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
- * Errors: IO; MEMORY; FORMAT for what breaks its form, with its place; UNSUPPORTED for what is well formed
- * but is not done here, by name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
- * fit. */
+ * Errors: IO; MEMORY; FORMAT for a malformed file, with the position; UNSUPPORTED for a valid feature that is not
+ * implemented, with its name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
+ * fit the file. */
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out);
 
@@ -1795,22 +1797,22 @@ XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t 
 /* Frees a tokenizer; its encoders must be gone. NULL is fine. */
 XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
-/* What a tokenizer is. */
+/* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
     int32_t size;     /* largest id + 1: the rows of an embedding it needs */
     int32_t tokens;   /* ids in use; the others are gaps */
     uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
                        * around it; names caches and projections */
     bool byte_level;  /* any bytes survive encoding and decoding */
-    bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
-    int32_t unknown;  /* id for what has no token; -1 when there is none */
-    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
-                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
+    bool adds_prefix; /* encoding may add a blank at the start of a text; decoding removes it */
+    int32_t unknown;  /* id for text that has no token; -1: there is no such id */
+    int32_t bos, eos; /* ids that begin and end a text; -1 when undefined. tokenizer.json: the first
+                       * and the last that add_special puts; SentencePiece: the control tokens the trainer
                        * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
-                       * none, <|endoftext|> */
+                       * none and <|endoftext|> */
 } xd_tokenizer_info;
 
-/* Local. */
+/* The properties of this tokenizer. Local. */
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *tokenizer);
 
 /* What an id stands for. */
@@ -1819,27 +1821,27 @@ typedef enum xd_token_kind {
     XD_TOKEN_KIND_NORMAL,   /* bytes of text */
     XD_TOKEN_KIND_BYTE,     /* one byte, written only where no other token fits */
     XD_TOKEN_KIND_ADDED,    /* matched in the text before everything else */
-    XD_TOKEN_KIND_SPECIAL,  /* the same, but only when xd_encode_desc.parse_special is set */
+    XD_TOKEN_KIND_SPECIAL,  /* as ADDED, but only when xd_encode_desc.parse_special is set */
     XD_TOKEN_KIND_UNKNOWN   /* stands for text without a token; has no bytes */
 } xd_token_kind;
 
 /* One entry of the vocabulary; the pointer lives as long as the tokenizer. */
 typedef struct xd_token {
     xd_token_kind kind;
-    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL one. Not NUL-terminated */
-    size_t length;        /* 0 when it has none */
+    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL token. Not NUL-terminated */
+    size_t length;        /* of bytes; 0 when it has none */
 } xd_token;
 
 /* The entry of an id; kind NONE for ids out of range. O(1). */
 XD_API xd_token xd_tokenizer_token(const xd_tokenizer *tokenizer, int32_t id);
 
-/* The NORMAL or BYTE token of exactly these raw bytes, NORMAL first; -1 when there is none. O(length). */
+/* The NORMAL or, failing that, BYTE token with these raw bytes; -1 when not found. O(length). */
 XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *bytes, size_t length);
 
-/* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
+/* The ADDED or SPECIAL token with this name, NUL-terminated; -1 when not found. */
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
 
-/* What to decode, and where to. */
+/* What to decode, and where to write it. */
 typedef struct xd_decode_desc {
     const int32_t *ids; /* [count] */
     int64_t count;
@@ -1848,11 +1850,11 @@ typedef struct xd_decode_desc {
     size_t capacity;
 } xd_decode_desc;
 
-/* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
+/* Bytes of the ids, one after the other. A token may be part of a character; then so is the result.
  *
- *   length   bytes of the whole answer, also when it did not fit; then desc->out holds its beginning
+ *   length   bytes of the whole result, also when it did not fit; then desc->out holds its beginning
  *
- * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
+ * Local. Errors: DATA for an id that is a gap or out of range, with its index. */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
@@ -1868,15 +1870,15 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
     bool skip_spans;    /* the encoding then has no spans */
-    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
-                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
+    bool add_special; /* add the tokens that the model expects around a text: the post-processor's; for other
+                         * forms BOS, if defined, and no EOS, as Llama and Mistral are used */
 } xd_encode_desc;
 
 /* A text's tokens. The arrays belong to the encoder until its next call. */
 typedef struct xd_encoding {
     int64_t count;
     const int32_t *ids;         /* [count] */
-    const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+    const xd_token_span *spans; /* [count], bytes of the text before normalisation; NULL when skipped */
     const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
 } xd_encoding;
 
@@ -1885,19 +1887,19 @@ typedef struct xd_encoding {
  *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
  *   desc   NULL -> defaults
  *
- * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
- * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
- * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
- * Decoding with skip_special drops them, when the file calls them special.
+ * A text is one document: with add_special each call puts the special tokens around it, also around an empty text and
+ * around a text that contains their names already. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
+ * (the first before the text), EOS (the last after it) and SPECIAL (others); all other tokens have the role TEXT.
+ * Decoding with skip_special drops them if the file calls them special.
  *
- * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
- * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
+ * Spans never go back. They follow each other without gap or overlap, with three exceptions: a character that
+ * normalisation changed is atomic, so each of its tokens has all its bytes; what normalisation or add_special
  * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
  * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
  *
- * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
- * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
- * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
+ * Local. Time is O(bytes log bytes). Allocates when a text is longer than all before it.
+ * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special when the file's post-processor is
+ * not implemented, with its name, or when the special tokens lack the preset's BOS; DATA when a split pattern takes
  * too many steps; MEMORY. */
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
@@ -1905,16 +1907,16 @@ XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, 
 #endif
 /* >>align/align */
 
-/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
- * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+/* Two tokenizations of one text, divided into chunks: the shortest runs of student and teacher tokens that cover
+ * the same bytes of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
 
 enum {
-    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
-    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+    XD_CHUNK_EXACT = 1, /* both sides spell the same text */
+    XD_CHUNK_MASKED = 2 /* at least one of its tokens is masked out: the chunk does not count */
 };
 
 /* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
- * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+ * index where its tokens would be. Chunks are in order on both sides and do not overlap. */
 typedef struct xd_aligned_chunk {
     int32_t student_begin, student_end;
     int32_t teacher_begin, teacher_end;
@@ -1937,7 +1939,7 @@ typedef struct xd_align_side {
     int64_t count;
 } xd_align_side;
 
-/* What did not align. */
+/* Counts of what aligned and what did not. */
 typedef struct xd_align_report {
     int64_t chunks, exact;
     int64_t one_sided;   /* chunks with an empty side */
@@ -1946,14 +1948,14 @@ typedef struct xd_align_report {
     int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
 } xd_align_report;
 
-/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
- * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
- * insertions need no rules of their own.
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the offsets where both have a
+ * boundary gives the chunks. Linear time, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no special rules.
  *
  *   report  may be NULL
  *
- * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
- * that go backwards, documents that go backwards; MEMORY. */
+ * Padding does not change the result: chunks of tokens after the last unmasked token come last. Errors: ARGUMENT for spans
+ * or documents that go backwards; MEMORY. */
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report);
 
@@ -1971,10 +1973,10 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+/* ids[i] = index of the chunk that token i belongs to, -1 where it is in no chunk or its mask is 0; exact (may be NULL):
  * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
  *
- *   tokens   the side as it was aligned; only mask and count are looked at
+ *   tokens   the side as it was aligned; only mask and count are read
  *
  * Local. Allocates nothing. */
 XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
@@ -1985,9 +1987,9 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 
 /* >>align/projection */
 
-/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
- * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
- * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
+/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what weights.
+ * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), the best of each student id are selected
+ * (xd_projection_rows), and losses use the result as a sparse matrix (xd_projection). Memory is that of the
  * votes, never [V_s, V_t]. All calls are local. */
 
 /* ---- votes ---- */
@@ -1995,14 +1997,14 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 /* A sparse sum of votes over (student id, teacher id). */
 typedef struct xd_votes xd_votes;
 
-/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
+/* An empty sum. Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
 /* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
-/* A token of one vocabulary, and its text in the tokens of the other. */
+/* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
 typedef struct xd_pieces {
     xd_text text; /* "<|...|>" is a special token: it casts no votes here */
     const int64_t *ids;
@@ -2014,7 +2016,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
+    int64_t max_pieces;  /* later pieces are ignored; at least 1 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -2023,18 +2025,18 @@ typedef struct xd_votes_pass {
 
 /* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
  * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
- * failure stay. */
+ * failure remain. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 
-/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
+/* Weights of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
 XD_API void xd_piece_weights(int64_t count, double *weights);
 
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
     xd_texts student, teacher; /* vocabularies */
-    double threshold;          /* least similarity of a pair */
-    int64_t max_pairs;         /* best pairs a student token keeps */
+    double threshold;          /* minimum similarity of a pair */
+    int64_t max_pairs;         /* pairs of one student token, the best ones */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -2048,10 +2050,10 @@ typedef struct xd_special_pair {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
-/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
+/* Replaces all votes of the student id by one of weight 1 for the teacher id. Errors: as xd_votes_add. */
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
 
-/* One cell of the votes. */
+/* One cell of the votes: their sum for a pair of ids. */
 typedef struct xd_vote {
     int32_t student_id, teacher_id;
     double weight;
@@ -2073,10 +2075,10 @@ typedef struct xd_projection_rows {
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
-     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
+    /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
+     * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
+    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
@@ -2084,8 +2086,8 @@ typedef struct xd_projection_rows_desc {
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out);
 
-/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
- * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
+/* The row of a student id whose string the teacher has too becomes that teacher id alone; of equal teacher strings the
+ * highest id wins (reapply_exact_map.py). Empty strings are never matched. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher);
@@ -2093,43 +2095,43 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
-     * in rows with free slots it also takes part in the sorting, and so appears twice. */
+    /* As the reference does for files with the scale trick: the stored last entry stays the last;
+     * in rows with free entries it also takes part in the sorting, and so appears twice. */
     bool preserve_last;
     bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
 } xd_projection_cut_desc;
 
-/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
+/* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
-/* What is kept of similarities. */
+/* Which similarities become entries. */
 typedef struct xd_similarity_desc {
     int64_t k;        /* entries of a row, at least 1 */
-    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+    double threshold; /* entries below it lose their id but not their weight; 0: none does */
 } xd_similarity_desc;
 
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
  * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [student ids, teacher ids] f32, memory of the host
+ *   similarities  [student ids, teacher ids] f32, host memory
  *
  * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* The same with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student ids, width] f32, memory of the host
- *   teacher  [teacher ids, width] likewise
+ *   student  [student ids, width] f32, host memory
+ *   teacher  [teacher ids, width] f32, host memory
  */
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
                                                     const xd_similarity_desc *desc, xd_projection_rows *out);
 
-/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
- * reference's one-sided Sinkhorn step: repeating it changes nothing. */
+/* Divides every row by its sum; rows that sum to 0 are unchanged. [rows, columns], in place. This equals the
+ * reference's one-sided Sinkhorn steps, any number of them: repeating it changes nothing. */
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
 
 /* Frees the rows; empty ones are fine. */
@@ -2140,14 +2142,14 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 /* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
 typedef struct xd_projection_options {
     int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    int64_t k;                /* maximum entries of a student id, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have votes for its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
     bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
+    double special_threshold; /* minimum similarity of such a pair */
 } xd_projection_options;
 
-/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+/* What a projection was made of: it is valid for these two tokenizers only. All zero -> unknown. */
 typedef struct xd_projection_origin {
     uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
     xd_projection_options options;
@@ -2162,12 +2164,12 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
-    xd_projection_origin
-        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
-                                  * way sets it before xd_projection_save */
+    /* For files: xd_projection_build and loading fill it; set it before xd_projection_save for a matrix made in another
+     * way. */
+    xd_projection_origin origin;
 } xd_projection;
 
-/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
+/* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
  * or not finite, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
@@ -2188,8 +2190,8 @@ XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
-/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_destroy. */
+/* Student and teacher ids that stand for each other one to one, and the ids without a partner. One block of memory; free
+ * with xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -2197,8 +2199,8 @@ typedef struct xd_exact_map {
     int64_t pairs, student_rest_count, teacher_rest_count;
 } xd_exact_map;
 
-/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
- * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
+/* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
+ * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
  * ARGUMENT for fewer than two columns when strict, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
@@ -2210,7 +2212,7 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *
  *      0  8 bytes   "XDPROJ\r\n"
  *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind it
+ *     12  u32       CRC-32C of everything after it
  *     16  u64       student_size
  *     24  u64       teacher_size
  *     32  u64       entries
@@ -2225,7 +2227,7 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *         u32       teacher_id [entries], ascending within a row
  *         f32       weight [entries], finite and not negative
  *
- * and nothing behind it. All calls are local. */
+ * and nothing after it. All calls are local. */
 
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
@@ -2245,11 +2247,11 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
 
 /* Reads a projection.
  *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy; its origin is what the file says
+ *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
+ *   out       free with xd_projection_destroy; its origin is the file's
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
- * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * file, and at most 80 bytes per entry and 32 per id. Errors: IO; FORMAT for what violates the format above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
@@ -2261,7 +2263,7 @@ XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
- *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *   k  entries of a row; 0 -> those of the longest row, at least 2
  *
  * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
@@ -2273,13 +2275,14 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 /* What a projection covers. */
 typedef struct xd_projection_report {
     int64_t tokens;     /* student ids in use */
-    int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
-    int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
+    int64_t covered;    /* of these: with at least one teacher id; the others have an empty row */
+    int64_t exact;      /* of these: both tokenizers have the token, which is its only teacher id */
     int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
-    double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
-    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
-    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
+    double mean_pieces; /* pieces of a token, before max_pieces limits them; an exact token is one piece */
+    double
+        lost_bytes; /* share of all tokens' bytes that is in ignored pieces or that the teacher cannot write */
+    double lost_mass; /* share of a row's votes outside its k best, mean over the covered rows */
 } xd_projection_report;
 
 /* Two tokenizers and how to build their projection. */
@@ -2290,10 +2293,10 @@ typedef struct xd_projection_desc {
 
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
- * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
- * the same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as
- * they would be inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces
- * that are the teacher's unknown token get none. Each student id keeps the k best of its votes, scaled to sum
+ * A student token whose bytes are a token of the teacher maps to that token alone; a special token maps to the special
+ * token of the same name. The bytes of any other token, UTF-8 or not, are encoded by the teacher's tokenizer as
+ * they would be inside a text, and the first pieces get votes with the weights of xd_piece_weights; pieces
+ * that are the teacher's unknown token get none. The k best votes of each student id become its row, scaled to sum
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
@@ -2301,39 +2304,39 @@ typedef struct xd_projection_desc {
  *   report   NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
- * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
- * 60 an id.
+ * an encoder: at most 64 bytes per vote (up to max_pieces per token), 110 for each of a row's k entries, and
+ * 60 per id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report);
 
-/* The projection from a directory of them: read when a file with the cache name is there, else built and
- * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
- * whole.
+/* The projection from a cache directory: read when a file with its cache name exists, else built and
+ * written. A damaged file is replaced. Several processes may do this at the same time: they write the same bytes, and each
+ * file appears whole.
  *
  *   directory  must exist
- *   built      false when it was read; NULL when it does not matter
+ *   built      false when it was read; may be NULL
  *
- * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
+ * Local. Errors: as xd_projection_build and xd_projection_save; *out then holds no projection. */
 XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built);
 
 #endif
 /* >>align/chunks */
 
-/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
- * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
- * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence.
+/* The chunk that each position's next token belongs to. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with ignore_index -1. Logits stay where they are; a rank
+ * passes the ids of the positions it holds, in the order of its rows. Chunks are numbered in each
+ * sequence from 0.
  *
- * Packed documents and prompts: give both sides of the alignment their documents and masks, take
- * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
- * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves.
+ * Packed documents and prompts: pass documents and masks for both sides of the alignment, take
+ * XD_CHUNK_MASKED chunks out of the loss with its chunk_mask, and set the mask of the shift to 0 at the first
+ * token of every document, which no position predicts. Then a sequence of several documents has the same
+ * loss and gradient as the documents one by one.
  *
- * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
- * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
- * a call has returned. The bits are those of a CPU. */
+ * On a GPU values, sums, averages, weights and gradients are device memory; ids and sizes are host memory. They are passed
+ * as launch arguments, about two hundred rows or chunks in each launch, so nothing is copied or waited for, and the caller
+ * may change them when a call has returned. The bits are those of a CPU. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -2351,9 +2354,9 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *   values  [B * held, n] f32 or bf16
  *   sizes   [B, C]
  *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
- * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
- * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
+ * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
+ * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
@@ -2376,8 +2379,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
 /* Chunks that a loss counts: tokens on both sides, and not masked.
  *
  *   student_sizes, teacher_sizes  [count]
- *   mask                          [count] 0: the slot is padding; NULL -> none is
- *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   mask                          [count] 0: no such chunk (padding); NULL -> all exist
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> the sides may differ
  *   valid                         [count]
  *
  * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
@@ -2386,12 +2389,12 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project */
 
-/* Between which vocabularies, and for which of the teacher's ids. */
+/* The vocabularies of a projection, and the teacher ids to compute. */
 typedef struct xd_project_desc {
     const xd_vocab *vocab;           /* required; the student's */
     const xd_projection *projection; /* required; M below */
     const int64_t *columns;          /* [k] teacher ids, ascending; NULL -> all of them */
-    int64_t k;                       /* without columns M's teacher_size, or 0, which stands for it */
+    int64_t k;                       /* without columns: M's teacher_size, or 0, which means the same */
 } xd_project_desc;
 
 /* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
@@ -2402,34 +2405,35 @@ typedef struct xd_project_desc {
  *   out    [T, k], the same on every rank of the vocabulary
  *
  * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
- * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
- * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
+ * mode they are exact, with the same bits for every split and on every device: this takes 2 MB of memory for the call, or
+ * one row's [k] words of 16 bytes if that is more, and one all-reduce for as many rows as fit into it.
  *
- * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
- * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
- * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
+ * On a GPU probs and out are device memory; the projection and columns may be in device or host memory. With both on the
+ * device (xd_projection_upload, xd_vocab_topk_columns) the host does not wait, and outside INVARIANT mode nothing is
+ * allocated; such columns are not checked: one outside M gives a column of zeros, and if they are not ascending the
+ * gradient is wrong.
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
- * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
- * same bits for every split, and on every device. Errors as xd_project.
+ * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient in device memory. The
+ * same bits for every split and on every device. Errors as xd_project.
  *
  *   weight    [T, k]
  *   gradient  [T, V/tp] */
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient);
 
-/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+/* Copies a projection to memory of the context's device, so that losses need not copy it in each call.
  *
- *   projection  in memory of the host; its arrays are read during the call
- *   out         for losses of this context alone, and nothing on the host can read it. Free with
- *               xd_projection_unload, before the device is taken from the context
+ *   projection  in host memory; its arrays are read during the call
+ *   out         for losses of this context only; the host cannot read its arrays. Free with
+ *               xd_projection_unload, before the device is removed from the context
  *
- * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
- * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
+ * Local. Takes 16 bytes per entry and 8 per row and column of device memory, and waits for the device. Errors, *out
+ * untouched: ARGUMENT for a projection that is on the device already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */
@@ -2440,26 +2444,26 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
 #ifndef XDISTILL_NO_TEACHER
 /* >>teacher/cache */
 
-/* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
- * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
- * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
+/* A teacher's predictions for a text, in a file, so that the teacher runs once and not in every training run: at each
+ * position its k most probable tokens, the probability of all others together (the tail), and the probability of
+ * the token that follows in the text. A position is a token of the teacher; its entry is what the teacher
  * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
- * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
- * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
- * cache_positions. The position before the piece may go along: it predicts the piece's first token.
+ * XD_XTOKEN_LIKELIHOOD: the spans of the positions inside a passage of the text are one side of
+ * xd_align_bytes; the loss takes their shifted chunk ids and their indices in the file
+ * (xd_xtoken_cached.positions). The position before the passage may be included: it predicts the passage's first token.
  *
  * Every number in the file is little-endian:
  *
  *      0  8 bytes   "XDCACHE\n"
  *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind the header and then of the header from byte 16
+ *     12  u32       CRC-32C of everything after the header and then of the header from byte 16
  *     16  u64       positions N
  *     24  u64       documents
  *     32  u64       vocabulary
  *     40  u64       hash of the student's tokenizer, 0: any
  *     48  u64       hash of the teacher's tokenizer
  *     56  f64       temperature
- *     64  u64       context: the most tokens before a position that the teacher saw; 0: not said
+ *     64  u64       context: maximum number of tokens before a position that the teacher saw; 0: unknown
  *     72  u32       k
  *     76  u32       coding: 0, 1 or 2
  *     80  u32       1: positions have spans
@@ -2470,20 +2474,20 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
  *                       u32, u16      with spans: its first byte in the document's text, and its length
  *                       W bytes       log-probability of the next token at temperature 1
  *                       W bytes       log-probability of the tail at the temperature
- *                       I bytes [k]   ids, likeliest first, the lower id first among equals
+ *                       I bytes [k]   ids, most probable first, the lower id first among equals
  *                       C bytes [k]   their log-probabilities at the temperature
  *                   [documents], each u64 first position, u64 bytes of its text, u32 CRC-32C of it, u32 0
  *
- * and nothing behind it. A log-probability l is an unsigned integer c, or an f32:
+ * and nothing after it. A log-probability l is an unsigned integer c, or an f32:
  *
  *     coding   C   l of the k ids     W   l of tail and next token
  *     0        1   -c / 16            2   -c / 2048
  *     1        2   -c / 2048          2   -c / 2048
  *     2        4   f32                4   f32
  *
- * The largest c, and -infinity, stand for probability 0; what is less likely than the second largest
- * (e^-15.875 of 8 bits, e^-31.999 of 16) is stored as that. A position of the last token of a document has no
- * next token: its log-probability is that of probability 0. At k = 16 and 8 bits a position takes 54 bytes,
+ * The largest c, and -infinity, mean probability 0; a smaller positive probability than that of the second largest c
+ * (e^-15.875 with 8 bits, e^-31.999 with 16) is stored as that c. The last position of a document has no
+ * next token: its log-probability is stored as that of probability 0. With k = 16 and 8 bits a position takes 54 bytes,
  * 60 with spans. */
 
 /* How log-probabilities of the k ids are stored. */
@@ -2498,26 +2502,27 @@ enum {
     XD_CACHE_NAME_BYTES = 64 /* of a teacher's name, with the zero at its end */
 };
 
-/* What a cache is of. Zero is the default of every field that is not required. */
+/* What a cache holds. Zero is the default of every field that is not required. */
 typedef struct xd_teacher_cache_desc {
-    int64_t vocabulary;     /* required: ids of the teacher, columns of its logits without padding */
-    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
-    uint64_t student_hash;  /* 0 -> for any student */
-    double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
-    int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
+    int64_t vocabulary;    /* required: ids of the teacher, columns of its logits without padding */
+    uint64_t teacher_hash; /* xd_tokenizer_info.hash */
+    uint64_t student_hash; /* of the student's tokenizer; 0 -> any student */
+    double temperature;    /* of the k ids and the tail; 0 -> 1 */
+    int64_t k;             /* ids stored per position, at least 1; 16 is a common choice */
+    int64_t context;       /* maximum number of tokens before a position that the teacher saw; 0 -> unknown */
     xd_cache_coding coding; /* 0 -> 8 bits */
-    bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
+    bool spans;             /* each token's span is stored too: aligning then needs no tokenizer */
     const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
-    const xd_vocab *vocab;  /* the cut of the logits' columns over ranks; NULL -> all are here; not stored */
+    const xd_vocab
+        *vocab; /* split of the logits' columns over ranks; NULL -> this rank has all; not stored */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */
 
-/* A cache on its way to its name. */
+/* A cache that is being written. */
 typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
 
-/* Positions that follow each other in a document, and the teacher's logits at them. */
+/* Consecutive positions of a document, and the teacher's logits at them. */
 typedef struct xd_teacher_cache_block {
     xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
     const int32_t *ids;         /* [n] the token at each position */
@@ -2525,34 +2530,33 @@ typedef struct xd_teacher_cache_block {
     const xd_token_span *spans; /* [n] bytes of the document's text; required with desc.spans */
 } xd_teacher_cache_block;
 
-/* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
- * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
+/* Starts a cache. The file appears under its name when it is complete, at commit, or not at all; rank 0 of the
+ * vocabulary's group writes it. Memory: the object. Collective over that group, as the next three calls. Errors, the same
  * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
                                                 const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
-/* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
- * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
- * empty one. A cache has at least one document. */
+/* Starts a document: a text that the teacher read separately, from its beginning. Its bytes are not stored, only
+ * their number and checksum, by which a reader can check that it has the same text; NULL with 0 is an
+ * empty text. A cache has at least one document. */
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 
-/* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
- * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
- * 16 bits give the same file for nearly every position and cut. Errors, the same on every rank, nothing is
- * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
+/* Adds positions to the document, any number at once; the bytes of the file do not depend on how they are divided into
+ * calls. Takes [n, k] and [n] memory for the call. Deterministic for a fixed split of the vocabulary; with codings of 8 and
+ * 16 bits other splits change at most a few positions. Errors, the same on every rank, and nothing is then
+ * added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
  * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
  * -infinity; IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
                                                 const xd_teacher_cache_block *block);
 
-/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
- * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
- * file. */
+/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors, without a file:
+ * ARGUMENT when nothing was added or the last document is incomplete (its last `next` is not -1), IO. */
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
-/* Gives up: no file, the writer is freed. Local. NULL is fine. */
+/* Discards the file and frees the writer. Local. NULL is fine. */
 XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 
 /* ---- reading ---- */
@@ -2560,7 +2564,7 @@ XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 /* An open cache. Immutable; may be shared by threads. */
 typedef struct xd_teacher_cache xd_teacher_cache;
 
-/* Everything its header says. */
+/* The contents of its header. */
 typedef struct xd_teacher_cache_info {
     xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
     int64_t positions, documents;
@@ -2580,94 +2584,94 @@ typedef struct xd_cached_document {
 typedef struct xd_cached_position {
     int32_t id, next;     /* next is -1 at the end of a document */
     xd_token_span span;   /* zero when the cache has none */
-    double next_log_prob; /* at temperature 1; -infinity without next token */
+    double next_log_prob; /* at temperature 1; -infinity without a next token */
     double tail;          /* probability; see xd_teacher_cache_entries */
 } xd_cached_position;
 
-/* Opens a cache by mapping it (a system without maps reads it whole).
+/* Opens a cache by mapping it into memory (where a system cannot map files, it is read whole).
  *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
  *
- * A file is hostile input: it is read through once, and every count, id, order and log-probability is checked
- * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what breaks the
- * form above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
+ * A file is hostile input: it is read once from end to end, and every count, id, order and log-probability is checked
+ * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what violates the
+ * format above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
  * with all hashes; MEMORY. Close with xd_teacher_cache_close. */
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                        xd_teacher_cache **out);
 
-/* The same over bytes in memory, which must stay as long as the object. */
+/* The same over bytes in memory, which must outlive the object. */
 XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                               const xd_projection_origin *expected, xd_teacher_cache **out);
 
 /* Closes the cache, in the context that opened it. NULL is fine. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
 
-/* Local. */
+/* The contents of the header. Local. */
 XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache);
 
 /* Document d of [0, documents). Errors: ARGUMENT. */
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out);
 
-/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions it does not
- * have. */
+/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions out of
+ * range. */
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
                                        int64_t count, xd_cached_position *out);
 
-/* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
- * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
+/* The k most probable ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
+ * the tail sum to 1: they are normalised after decoding. Errors: ARGUMENT for a position out of range. */
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities);
 
 /* >>teacher/route */
 
-/* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
- * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
- * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+/* Moves a teacher's outputs to a student on other ranks, or on the same ranks with another
+ * split. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
+ * (any ascending list of intervals, such as the two blocks of the load-balanced order) and columns. A route moves one
  * teacher's payload, micro-batch by micro-batch:
  *
  *   every rank      xd_route_create
  *   teacher ranks   xd_route_send for each of their micro-batches, or xd_route_slot, fill it, xd_route_post
  *   student ranks   xd_route_take, read the window, xd_route_release, for each of theirs
  *
- * Calls take turns by themselves and go on over any number of steps. A rank on both sides takes once it has
- * posted what xd_route_describe says is due:
+ * Steps follow each other without further calls: after a step's last micro-batch comes the next step's first. A rank on
+ * both sides first posts as many micro-batches as xd_route_describe reports due, then takes:
  *
  *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
  *
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
- * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
- * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
- * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
- * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
- * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
- * of them use messages.
+ * Between threads, and between processes of one node with any communicator, the ring is shared memory:
+ * a window that lies contiguously in one slot, with the requested dtype, is a pointer into
+ * it; other windows are copied once from the slots. Processes share a file in /dev/shm, which is unlinked
+ * before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * another node, shares its process with another rank, or the system refuses it memory, a file or a GPU's memory, all
+ * ranks use messages.
  *
- * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
- * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
+ * With messages the payload goes over the communicator: the students' step i is one all_to_all of all ranks with a
+ * side, inside xd_route_take on student ranks, and on ranks that are teachers only inside the xd_route_post
  * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
  *
- * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
- * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
- * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
- * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
- * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
- * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
- * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
+ * On contexts with a GPU (xd_cuda_create) rows are in device memory: what is sent, slots and windows. Ids are lists
+ * in host memory, as the losses take them. Teachers fill slots and students read them by work on the
+ * streams of their contexts: a post covers the work queued on the teacher's stream before it, and a window may be read
+ * by work queued on the student's stream between take and release. Calls wait on the host for each other's calls, as
+ * on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
+ * that share rings the streams signal what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
+ * for the teacher's GPU, and xd_route_slot for the students' when all slots are full; the waiting rank's own GPU continues
  * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
- * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
- * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
- * NCCL takes the ids too, and then the host waits for them.
+ * them; rings that processes share come from cudaMalloc, whatever the allocator of xd_cuda_desc. Messages need a
+ * communicator that takes device memory: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
+ * NCCL moves the ids too, and then the host waits for them.
  *
- * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
+ * The rows a student gets have the teacher's bits (rounded to bf16 when the wire is bf16), for every split on
  * either side and on every transport. */
 typedef struct xd_route xd_route;
 
-/* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
+/* What a row is. All three are moved in the same way; COLUMNS adds a list of ids for each sample. */
 typedef enum xd_route_payload {
     XD_ROUTE_LOGITS = 0, /* V_t logits */
     XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
-    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
+    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head itself */
 } xd_route_payload;
 
 /* Positions [begin, end) of a sample. */
@@ -2675,9 +2679,9 @@ typedef struct xd_route_span {
     int64_t begin, end;
 } xd_route_span;
 
-/* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
- * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
- * collectives of their own, have the same samples and micro-batches: then they post in step. */
+/* What one rank computes (teacher) or needs (student) in a step. Teacher ranks that hold the same positions and
+ * columns of a sample are replicas, and a student reads from one of them. Ranks that compute a sample together, with
+ * collectives among them, must have the same samples and micro-batches, so that they post at the same time. */
 typedef struct xd_route_side {
     int64_t sample_count;           /* 0 -> this rank is not on this side */
     int64_t sample_begin;           /* its samples are this one and those after it, ... */
@@ -2685,30 +2689,31 @@ typedef struct xd_route_side {
     int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
     const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
     int span_count;
-    int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
+    int64_t column_begin, column_end; /* both 0 -> all columns; none: n, n for any n but 0 */
 } xd_route_side;
 
-/* What to build a route from. Read during the call only; all but the sides and `dtype` is the same on every
+/* What to build a route from. Read during the call only; all fields except the sides and `dtype` are the same on every
  * rank. */
 typedef struct xd_route_desc {
     xd_route_payload payload;
-    int64_t samples; /* required; of a step: they are numbered from 0 */
+    int64_t samples; /* required; in a step, numbered from 0 */
     int64_t length;  /* required; positions of a sample */
     int64_t columns; /* required; V_t, k or H */
     xd_dtype wire;   /* what slots hold, F32 or BF16; NONE -> F32 */
     xd_dtype dtype;  /* what this rank's windows hold; NONE -> wire */
-    /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
+    /* Micro-batches in a teacher rank's ring; 0 -> as many as students need at the same time, and one more
      * for the next. */
     int slots;
-    bool messages; /* move by messages, although the ranks may see each other's memory */
+    bool messages; /* use messages even where the ranks could share memory */
     xd_route_side teacher, student;
 } xd_route_desc;
 
-/* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
+/* What a student reads: one micro-batch of its side. Row b * held + i is position i of its side in the micro-batch's
+ * sample b. */
 typedef struct xd_route_window {
     xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
     const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
-    int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
+    int64_t sample_count; /* 0 when this rank, unlike others, has no micro-batch left */
     bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
 } xd_route_window;
 
@@ -2720,53 +2725,54 @@ typedef struct xd_route_info {
     int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
     int needed;   /* slots without the one for the next micro-batch */
-    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
+    bool shared;  /* the ring is shared memory of threads, or of processes of one node; else messages */
     size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
-/* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
+/* Plans the route: which rectangle of which shard goes where. Checks that every window is covered by shards that
  * do not overlap.
  *
- * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
- * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
- * words for each rectangle this rank sends or takes, and for each rank and sample; and what
- * xd_route_info.bytes says.
+ * Collective over comm, ranks without a side included; those have nothing more to do. comm
+ * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: a few
+ * words for each rectangle this rank sends or takes, and for each rank and sample; and
+ * xd_route_info.bytes.
  * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
- * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
- * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
+ * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than the
+ * students need at the same time), SHAPE (shards overlap in part, or part of a window is in no shard: the message has
  * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
-/* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
- * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
- * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
- * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
- * still read it; so does all of a route whose own GPU has not ended by then.
+/* Frees the route. Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot
+ * notify them. A window that was not released becomes invalid. On GPUs that share rings the host waits for this rank's GPU,
+ * and a teacher rank also until students have released what it posted or have destroyed their route; between processes,
+ * until they have destroyed it or have exited. After timeout_seconds its ring stays allocated, because a student may
+ * still read it; if this rank's GPU has not finished by then, the whole route stays allocated.
  *
- * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
- * that fails ends the route for all its ranks, and leaves the communicator as it is. */
+ * When a rank that shares rings with other processes dies, ranks that wait for it get PEER. The first wait
+ * that fails ends the route for all its ranks and does not change the communicator. */
 XD_API void xd_route_destroy(xd_route *route);
 
-/* What was agreed, and where this rank stands. Local. */
+/* What was agreed, and this rank's progress. Local. */
 XD_API xd_route_info xd_route_describe(const xd_route *route);
 
-/* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
- * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
- * before the post gives the same slot.
+/* The slot for this rank's next micro-batch: rows [its samples * held, columns of this side] with the wire's
+ * dtype, and, for COLUMNS, ids [its samples, columns] on the host (ids may be NULL otherwise). Calling again
+ * before the post returns the same slot.
  *
- * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
- * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
- * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
+ * Waits until no student needs the slot's previous contents, at most timeout_seconds; on a GPU the host waits until the
+ * students have called xd_route_release, and the context's stream waits for their GPUs: fill the slot by work on that
+ * stream. Errors: STATE (not a teacher rank; this rank's student side must take first), TIMEOUT and PEER naming the
+ * rank. */
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
 
-/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
- * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
+/* Makes the slot visible to students, with all work queued on the context's stream so far; they read it until they
+ * release it. With messages, on a rank that is a teacher only: collective, see above. Errors: STATE (xd_route_slot was
  * not called), DEVICE, those of the communicator. */
 XD_API xd_result xd_route_post(xd_route *route);
 
-/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
- * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
- * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
+/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids may be changed when it
+ * returns; on a GPU, rows by work on the context's stream. Further errors, before any wait: SHAPE, DTYPE,
+ * ARGUMENT (no ids; on a GPU rows in host memory, or ids that are not). */
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
 
 /* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
@@ -2774,12 +2780,12 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
  * naming the rank. */
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
 
-/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
- * when there is none, DEVICE. */
+/* Ends reading of the window; on a GPU, after the work queued on the context's stream so far. Local. Errors: STATE
+ * when no window is taken, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the ids that xd_vocab_topk_columns
- * gives, as xd_xtoken_loss chooses them, and the logits of those columns.
+/* The columns of COLUMNS, chosen on the teacher's ranks: for each sequence the ids that xd_vocab_topk_columns
+ * chooses, as xd_xtoken_loss would, and the logits of those columns.
  *
  *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
@@ -2796,8 +2802,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
 /* >>xtoken/xtoken */
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
- * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
- * that are kept:
+ * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the selected teacher
+ * columns:
  *
  *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
  *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
@@ -2809,19 +2815,18 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
  *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
  *   CACHED     J: the ids that a cache has at the chunk's teacher positions
  *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
- *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
- *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
+ *              q = mean_t softmax(x_t / tau) M, columns J; without a projection M is the identity
+ *              d(c) = sum_J a (ln a - ln q), plus the same term for the mass outside J, 1 - sum_J a and 1 - sum_J q
  *                     reverse: with a and q exchanged
- *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
+ *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's tokens, divided by
  *              the chunk's length
- *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
+ *              d(c) = (l_s - l_t)^2, or the KL between Bernoulli distributions of probability e^l_t and e^l_s
  *
  *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
  *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
  *
- * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
- * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
- * `compat`. */
+ * CE is the cross entropy of the student's next tokens at temperature 1. Source of the first three forms:
+ * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; the field `compat` lists the differences. */
 typedef enum xd_xtoken_kind {
     XD_XTOKEN_PROJECTED = 0,
     XD_XTOKEN_GOLD,
@@ -2836,55 +2841,54 @@ typedef enum xd_likelihood_form {
     XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
 } xd_likelihood_form;
 
-/* How several teachers become one KD. */
+/* How several teachers are combined into one KD. */
 typedef enum xd_xtoken_mode {
     XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
     /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
      * their logits. With any other teacher: SUM with static weights. */
     XD_XTOKEN_AVERAGED_LOGITS,
-    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
+    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its labels, weight 1 */
 } xd_xtoken_mode;
 
-/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
+/* The score behind dynamic weights: a mean over the positions of comm, at temperature 1. */
 typedef enum xd_xtoken_score {
     XD_XTOKEN_SCORE_NONE = 0,
     XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
-    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
-    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
+    XD_XTOKEN_SCORE_ENTROPY, /* minus the teacher's entropy */
+    XD_XTOKEN_SCORE_MAX_PROB /* the teacher's largest probability */
 } xd_xtoken_score;
 
-/* What a teacher of kind PROJECTED has. */
+/* Inputs of a teacher of kind PROJECTED. */
 typedef struct xd_xtoken_projected {
-    /* Required; [V, V_t]. With a GPU one from xd_projection_upload: another is copied there in every call. */
+    /* Required; [V, V_t]. With a GPU use one from xd_projection_upload: any other is copied there in every call. */
     const xd_projection *projection;
     /* [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share the sequence: J
-     * was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k columns alone. Not with
-     * scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+     * was chosen on the teacher's ranks (xd_vocab_topk_gather), and rows of logits hold only those k columns. Not with
+     * scores, SELECT or compat. NULL -> rows hold all columns, and the loss chooses J. */
     const int64_t *column_ids;
 } xd_xtoken_projected;
 
-/* ... GOLD ... */
+/* Inputs of a teacher of kind GOLD. */
 typedef struct xd_xtoken_gold {
     const xd_exact_map *map; /* required; relaxed: H-KL */
 } xd_xtoken_gold;
 
-/* ... CACHED, and LIKELIHOOD without logits: what a cache knows instead. Of the teacher's logits,
- * `rows` alone is read, and data is NULL. */
+/* Inputs of a teacher of kind CACHED, or of LIKELIHOOD without logits: a cache instead of logits. Of the teacher's
+ * `logits` only the field `rows` is read, and data is NULL. */
 typedef struct xd_xtoken_cached {
-    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the desc's temperature */
-    const int64_t *positions;           /* [rows of logits] places in it; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const xd_projection
-        *projection; /* CACHED; as xd_xtoken_projected has it. NULL -> one vocabulary, M = 1 */
+    const xd_teacher_cache *cache; /* the same file on every rank; CACHED: at the desc's temperature */
+    const int64_t *positions;      /* [rows of logits] positions of the cache; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: a cache of others is refused; NULL -> any */
+    const xd_projection *projection;    /* CACHED; as in xd_xtoken_projected. NULL -> one vocabulary, M = 1 */
 } xd_xtoken_cached;
 
-/* ... and LIKELIHOOD. A chunk is summed over the positions that predict its tokens. Nobody predicts the first token of a sequence: where no
- * start token stands before the text, mask the chunk it belongs to. */
+/* Inputs of a teacher of kind LIKELIHOOD. A chunk is summed over the positions that predict its tokens. No position
+ * predicts the first token of a sequence: when the text has no start token before it, mask that token's chunk. */
 typedef struct xd_xtoken_likelihood {
     xd_likelihood_form form;
     const float
-        *target_log_probs; /* [rows of logits] of its next tokens; NULL -> from `cached.cache`, or else from
-                                      logits and labels */
+        *target_log_probs; /* [rows of logits] of the teacher's next tokens; NULL -> from `cached.cache`, or
+                                      else from logits and labels */
     const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_likelihood;
 
@@ -2905,9 +2909,9 @@ typedef struct xd_xtoken_teacher {
     xd_xtoken_likelihood likelihood; /* LIKELIHOOD */
     double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is the desc's */
-    double weight;                   /* omega_i, without a score; 0: it is left out */
-    xd_ids labels;             /* [rows of logits] its next tokens, for scores; SAME: none -> the student's */
-    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
+    double weight;                   /* omega_i, without a score; 0: the teacher is left out */
+    xd_ids labels; /* [rows of logits] the teacher's next tokens, for scores; SAME: none -> the student's */
+    const float *label_weight;    /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
 } xd_xtoken_teacher;
 
@@ -2918,40 +2922,40 @@ typedef struct xd_xtoken_teacher_values {
     double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
     double denominator; /* D_i */
-    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
-    double compared;    /* ... of these; where the loss is not finite nothing agrees */
+    double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
+    double compared; /* ... out of so many; those whose loss is not finite do not agree */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
     double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
-    double kd_weight;    /* what was used */
+    double kd_weight;    /* the one used: the desc's, or the balance */
     double
-        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
-                       the same */
-    double right; /* weight of the counted positions where the student's argmax is the label ... */
-    double tokens; /* ... and of all of them */
+        balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
+                       equally large */
+    double right;  /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens; /* ... and of all counted positions */
     double token_denominator;
     int selected; /* SELECT: the teacher; else -1 */
 } xd_xtoken_values;
 
-/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
- * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
- * results, is the host's. Projections may be there or here. */
+/* Inputs and options of xd_xtoken_loss. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
+ * logits and gradient and the workspace are device memory; everything else, lists, weights, labels, maps and
+ * results, is host memory. Projections may be in either. */
 typedef struct xd_xtoken_desc {
     xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
     const xd_vocab *vocab;      /* required; a projection has its size */
     int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
     xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    /* As in the other losses, [rows], but in memory of the host (scale and denominator: there or here), and
+    /* As in the other losses, [rows], but in host memory (scale and denominator: host or device), and
      *   labels       none -> no CE
-     *   mask         0 -> the row counts for neither CE nor SAME; chunks have a mask of their own
+     *   mask         0 -> the row counts for neither CE nor SAME; chunks have chunk_mask
      *   row_weight   of CE and SAME, includes the sample's
-     *   scale        multiplies loss and gradient, and kd and ce, the teachers' too, but no sums. Not finite: a
+     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite: a
      *                finding of row 0, and it counts as 0
      *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
-     *   comm         data and sequence axes, sums run over it; NULL -> sequence_comm
+     *   comm         data and sequence axes: results are summed over it; NULL -> sequence_comm
      *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
      *                values only
      *   row_loss     must be NULL: chunks have losses, rows do not
@@ -2961,30 +2965,30 @@ typedef struct xd_xtoken_desc {
     int teacher_count;
     xd_xtoken_mode mode;
     xd_xtoken_score score;        /* SUM: NONE -> static weights */
-    double alpha;                 /* of dynamic weights; 0: all alike */
+    double alpha;                 /* of dynamic weights; 0: all are equal */
     bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
     double temperature;           /* 0 -> 1 */
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
     int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
-    int64_t tail;     /* GOLD: longest sorted lists, at least 1 */
+    int64_t tail;     /* GOLD: maximum length of the sorted lists, at least 1 */
     double kd_weight; /* see xd_xtoken_values.balance */
-    double ce_weight; /* one of the terms has a weight that is not 0 */
-    bool balance;     /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
-    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
-     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
-     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
-     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
-     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
+    double ce_weight; /* at least one of the two weights is not 0 */
+    bool balance;     /* kd_weight = this call's balance and ce_weight = 1, at the cost of one more pass */
+    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, also masked ones
+     * (default: for each sequence from its counted positions); a not divided by its sum, so d may be
+     * negative; D is the number of chunks, at least 1 (default: the sum of their sample weights); GOLD uses sample weights
+     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count. With J for
+     * the micro-batch the loss depends on how the batch is divided, in INVARIANT mode too. */
     bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and threads
-     * of the context share a tile: PROJECTED has 16 chunks for each, so that more than two want more. GOLD: always one. CACHED on a GPU: no more
-     * than 16 MB hold, of [V_t] words each. */
+    /* Chunks (SAME: rows) computed together; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and the
+     * threads of the context share a tile, in PROJECTED 16 chunks each: more than two threads need a larger tile. GOLD:
+     * always one. CACHED on a GPU: at most as many as 16 MB hold, of [V_t] words each. */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
 } xd_xtoken_desc;
 
-/* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
+/* NeMo-RL's settings: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
  * teacher of a kind with weight 1. All else is zero. Pure. */
 XD_API xd_xtoken_desc xd_xtoken_defaults(void);
 XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
@@ -2994,35 +2998,35 @@ XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
  * times 64 (INVARIANT: 0), 8 bytes a column of this shard and 12 an entry of its projection; for SAME [tile, J] times
  * 16, [J] times 16, [V] times 8 and on a CPU [V/tp] f32; for GOLD [V/tp + V_t] times 8 (INVARIANT: 17, on a GPU 24),
  * [V/tp] f32 twice or [V_t], the tails, and on a GPU the map; for LIKELIHOOD 32 bytes a chunk, 16 a row and 48 a row
- * of logits, as scores take them. CACHED takes memory of its own for the call: [V_t] doubles, 32 bytes a teacher
- * position, 12 bytes an entry of J, and 8 (INVARIANT: 17, on a GPU 24) those of a tile; on a CPU of as many tiles as
- * make 16384 entries, and 12 bytes a column of this shard; on a GPU of all chunks, and a tile's [V_t] words, at most
+ * of logits, as for scores. CACHED allocates memory for the call instead: [V_t] doubles, 32 bytes per teacher
+ * position, 12 bytes per entry of J, and 8 (INVARIANT: 17, on a GPU 24) per entry of a tile; on a CPU for as many tiles as
+ * make 16384 entries, and 12 bytes per column of this shard; on a GPU for all chunks, and a tile's [V_t] words, at most
  * 16 MB of them or one chunk's. 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
  * weights and the choice of columns are constants in it.
  *
- * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
- * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
- * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics take
- * [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
+ * Collective over the vocabulary, sequence_comm and comm; a few exchanges per tile, of [tile, J] doubles
+ * (PROJECTED, CACHED), or a few per chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
+ * on one rank of the sequence is computed by that rank only and exchanged over the vocabulary only; other chunks involve
+ * every rank of the sequence, so it is best to split a sequence into contiguous intervals. Besides the workspace, row
+ * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
  * for every split of vocabulary, positions and sequences.
  *
- * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
- * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each of LIKELIHOOD
- * that comes as logits, and at the end of each pass for the divergences, so that the results are on the host when the call
- * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
- * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
- * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
- * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ * On a GPU all kinds are supported, also together. The work is queued on the context's stream, and the host
+ * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each LIKELIHOOD teacher
+ * with logits, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * returns. The host does not wait between tiles; a larger `tile` means fewer and larger launches: PROJECTED and CACHED need
+ * about ten per tile, SAME four, GOLD about twenty per chunk, LIKELIHOOD one per pass. Besides the workspace, row
+ * statistics take device memory for the call, and lists take host memory; the host reads a cache once per call. Bits on a
+ * GPU: in INVARIANT mode the same for every split on GPUs, and equal to those of a CPU up to rounding.
  *
  * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
- * chunk. Nothing counted at all: everything is zero and status says so. */
+ * a teacher without logits. Data errors: a label outside the vocabulary, and chunks or positions whose
+ * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; its first
+ * finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
+ * chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>xtoken/uld */
@@ -3031,14 +3035,13 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
  * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
  * compared. */
 
-/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+/* The distribution of a chunk of several tokens: that of one token times the probabilities of the
  * others. */
 typedef enum xd_uld_merge {
-    XD_ULD_BAYESIAN =
-        0,          /* the last token's distribution times the probabilities of those before it; row t - 1
-                            predicts token t */
-    XD_ULD_OBSERVED /* TRL's default: the first token's times the later ones', with row t taken for the
-                            prediction of token t, off by one; for parity */
+    /* The last token's distribution times the probabilities of the tokens before it; row t - 1 predicts token t. */
+    XD_ULD_BAYESIAN = 0,
+    XD_ULD_OBSERVED /* TRL's default: the first token's distribution times the later tokens' probabilities, with row t
+                       taken as the prediction of token t, which is off by one; for parity */
 } xd_uld_merge;
 
 /* One side of a sequence. */
@@ -3052,11 +3055,11 @@ typedef struct xd_uld_side {
 /* One sequence. */
 typedef struct xd_uld_desc {
     xd_uld_side student, teacher;
-    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    const xd_aligned_chunk *chunks; /* [chunk_count] chunks with an empty side are ignored */
     int64_t chunk_count;
     xd_uld_merge merge;
     /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
-     * TRL, the rest sorted. NULL: all of it sorted. */
+     * TRL, all other ids as sorted lists. NULL: all ids as sorted lists. */
     const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
     int64_t matched_count;
     double matched_weight, unmatched_weight;
@@ -3067,22 +3070,22 @@ typedef struct xd_uld_desc {
                               NULL -> none */
 } xd_uld_desc;
 
-/* What a sequence gave. */
+/* Results of one sequence. */
 typedef struct xd_uld_values {
     double loss;               /* scale (weights) times the two below, over the denominator */
-    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    double matched, unmatched; /* over the denominator; without matched ids everything is unmatched */
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
 /* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
- * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * matched ids and *out are host memory, and the call waits for the values. Equal logits are ranked by id.
  * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
- * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
- * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a CPU of a chunk for each thread of the context, on
- * a device of as many chunks as 64 MB are enough for.
+ * Local: one rank computes a whole sequence, so the distribution of sequences over ranks changes no bit, in any mode. The
+ * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
+ * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
+ * a GPU for as many chunks as 64 MB hold.
  * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
  * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
@@ -3595,15 +3598,15 @@ typedef struct xd_weights_gather_desc {
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
-/* What reproduces other trainers. */
+/* Forms of other trainers, for comparison. */
 #ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical */
 
 /* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
  * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
- * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
+ * byte tokens, a few repaired multi-byte characters. Cases that the reference misses are missed here too, for parity. */
 
-/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
+/* Writes the canonical form of one token into out, which holds at least size + 2 bytes, and returns its length.
  * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
 XD_API int64_t xd_canonical_token(xd_text token, char *out);
 
@@ -3616,7 +3619,7 @@ typedef struct xd_canonical {
     int64_t count;
 } xd_canonical;
 
-/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
+/* Canonical forms of a whole sequence, where tokens that are parts of one character are joined. Local.
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
 XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
@@ -3626,18 +3629,18 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 /* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
     xd_texts student,
-        teacher; /* sequences of surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
+        teacher; /* surface strings of the tokens as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
     int max_combination; /* tokens that one token may match; 0 -> 4 */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
- * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
- * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
- * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+ * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded
+ * sequences and its result depends on the padding; use xd_align_bytes for everything else. Time O(n m K), memory O(n m)
+ * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
 XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
- * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
+ * repairs. *score (may be NULL) in the reference's units: 3 for a match, -3 for a mismatch, -1.5 for a token without
  * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
@@ -3648,15 +3651,15 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 /* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
- * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
+ * it, nothing is renormalised, so for rows that do not sum to 1 the value is not a divergence and may be negative.
  *
  *   student, teacher  [T, V] f32 or bf16, on one rank
- *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   beta              0 is the forward and 1 the reverse KL; otherwise the JSD with this weight
  *   denominator       what the sum is divided by; not 0
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
- *   loss              of the host
+ *   loss              in host memory
  *
- * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
@@ -3683,19 +3686,18 @@ typedef struct xd_uld_trl_side {
     const int64_t *labels;      /* [count] -100 where not trained on */
     const xd_token_span *spans; /* [count] bytes of the completion */
     int64_t count;
-    bool skip_eos; /* the last token of the span is left out, whatever it is */
+    bool skip_eos; /* the last token that is trained on is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* A sequence as TRL cuts it. */
+/* A sequence as TRL divides it into groups. */
 typedef struct xd_uld_trl_desc {
     xd_uld_trl_side student, teacher;
-    bool extended; /* groups by equal end offsets; false -> tokens by position */
-    xd_uld_merge
-        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+    bool extended;      /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge merge; /* of xd_uld_desc: the Bayesian one has no row for a sequence's first token */
 } xd_uld_trl_desc;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
- * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+/* The pairs of groups that TRL forms, as chunks, for parity: its spans start at the first label. *out has no chunks when
+ * TRL skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif
@@ -3703,8 +3705,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, 
 /* >>compat/route_plan */
 
 /* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
- * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves
- * nothing and talks to nobody, so every rank can make that of any other. */
+ * Positions and vocabulary may be split differently on both sides, and unevenly. The plan is pure: it moves no
+ * data and does not communicate, so every rank can compute the plan of any other. */
 
 /* What one teacher rank holds of a sequence's logits: positions by vocabulary. */
 typedef struct xd_teacher_shard {
@@ -3712,8 +3714,8 @@ typedef struct xd_teacher_shard {
     int64_t vocabulary_begin, vocabulary_end;
 } xd_teacher_shard;
 
-/* A rectangle to copy: `positions` x `columns` elements, from a place in the shard's own rows to one in the
- * rows of the window. */
+/* A rectangle to copy: `positions` x `columns` elements, from row and column of the shard to row and column of the
+ * window. */
 typedef struct xd_teacher_piece {
     int64_t shard;
     int64_t from_position, from_column;
@@ -3721,26 +3723,27 @@ typedef struct xd_teacher_piece {
     int64_t positions, columns;
 } xd_teacher_piece;
 
-/* What the ranks of a teacher hold, and the part of it that is wanted. */
+/* What the ranks of a teacher hold, and the part of it to copy. */
 typedef struct xd_teacher_route_desc {
-    const xd_teacher_shard *shards; /* [count]; empty ones, and those outside the window, give no piece */
+    const xd_teacher_shard
+        *shards; /* [count]; empty shards, and those outside the window, give no rectangle */
     int64_t count;
     int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
     int64_t vocabulary;
 } xd_teacher_route_desc;
 
-/* The pieces of the window, in the order of the shards.
+/* The rectangles of the window, in the order of the shards.
  *
  *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
  * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
- * some of it is in no shard, with how much. */
+ * part of it is in no shard, with how much. */
 XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
-/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
- * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
+/* Copies one rectangle from its shard's rows to the window's, converting between f32 and bf16; on a GPU both are device
+ * memory and the work is queued on the context's stream. Local, allocates nothing. Errors: SHAPE when the rectangle leaves
  * either, DTYPE. */
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
@@ -3750,8 +3753,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* ---- for back ends ---- */
 
-/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
- * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
+/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for
+ * writers of a device, a transport or a companion header. May change in any minor version until 1.0. */
 /* >>base/extend */
 
 #include <stdarg.h>
@@ -30829,7 +30832,7 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 
 /* >>loss/internal */
 
-/* vocab.c: the context it was made with. */
+/* vocab.c: the context that it was created with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
@@ -30841,7 +30844,7 @@ XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab
                                               const xd_rows *gradient);
 /* vocab.c: are these ids, or none, of a dtype that kernels read? */
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
-/* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
+/* vocab.c: all-gathers count elements per rank. On one rank nothing is copied and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
@@ -30849,7 +30852,7 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
- * several ranks for those of all shards. */
+ * several ranks for the candidates of all shards. */
 typedef struct xdi_topk_candidates {
     int64_t *mine, *all;
 } xdi_topk_candidates;
@@ -30864,11 +30867,11 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values);
 
-/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+/* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
-/* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
+/* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {
     xd_positions positions; /* the rows, with their weights */
     const double *scale;
@@ -30879,7 +30882,7 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
-/* That of a loss over `rows` rows; its two weights are zero yet. */
+/* The reduction of a loss over `rows` rows; the two weights are still zero. */
 XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* int64 words of workspace that begin and end share */
@@ -30891,15 +30894,15 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
 
-/* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
+/* loss.c: one call of a loss over the vocabulary, and its blocks of the workspace. */
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    xd_loss_args args;    /* of the rows at hand */
+    xd_loss_args args;    /* of the current rows */
     double *row_scale;    /* [all rows] */
     xd_loss_row *rows;    /* [all rows] */
-    double *all_partials; /* other shards' references and sums, of the rows at hand */
+    double *all_partials; /* references and sums of all shards, for the current rows */
     void *all_mixtures;
     int64_t *words;
 } xdi_loss_plan;
@@ -30908,28 +30911,28 @@ typedef struct xdi_loss_plan {
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc);
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
-/* plan->args from plan->d, but for the blocks of the workspace. */
+/* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 /* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
  * the size query. False when it does not fit. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
-/* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
+/* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
-/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
- * is what the caller's own checks found on this rank. */
+/* One call: checks, workspace, which rows count, the body, which fills plan->rows, and their sum. `checked`
+ * is the result of the caller's checks on this rank. */
 typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
 XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
                                    xdi_loss_body body, const void *user, xd_loss_values *out);
 
 /* >>loss/vocab.c */
 
-/* A vocabulary cut over ranks. */
+/* A vocabulary split over ranks. */
 
 struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    const xd_device_ops *memory; /* that device_offsets are from */
+    const xd_device_ops *memory; /* whose allocator device_offsets come from */
     int64_t *offsets;            /* [ranks + 1] */
     int64_t *device_offsets;
 };
@@ -30958,7 +30961,7 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     return XD_OK;
 }
 
-/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+/* Words of the block at device_offsets: during the agreement three from this rank and three from each rank, later the
  * offsets. */
 static size_t xdi_vocab_words(int ranks) {
     return 3 * ((size_t)ranks + 1);
@@ -30980,7 +30983,7 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+/* Gathers {begin, end, size} of all ranks through device memory, which the group's transport works on. */
 static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
@@ -30990,7 +30993,7 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
 
-/* Checks what all ranks gave; every rank sees the same list and the same error. */
+/* Checks the values of all ranks; every rank has the same list and returns the same error. */
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
@@ -31131,7 +31134,7 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 
 /* What a loss is divided by, counted over batches and ranks. */
 
-/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+/* Refuses batches whose labels cannot be read, and negative counts; the other ranks find out by the exchange. */
 static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -31163,7 +31166,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t words[XD_COUNT_WORDS];
     const bool host = kernels->device == XD_DEVICE_CPU;
-    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
+    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts in the result's memory */
     XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
     XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                "%lld weights of positions are negative, not finite or too large (or counts negative)",
@@ -31173,7 +31176,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
 
 /* >>loss/shift.c */
 
-/* Labels of the next token where a sequence is cut over ranks. */
+/* Labels of the next token when a sequence is split over ranks. */
 
 #include <string.h>
 
@@ -31210,8 +31213,8 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
-/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
- * exchange. */
+/* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
+ * One exchange. */
 typedef struct xdi_shift_whole {
     int64_t *ids;     /* [B, length] */
     int64_t *mask;    /* [B, length] */
@@ -31287,11 +31290,11 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 #include <math.h>
 #include <string.h>
 
-/* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
+/* Memory of one call on the context's device: this rank's words, mine[rows * words], and on several ranks all ranks'. */
 typedef struct xdi_softmax_exchange {
     const xd_kernels *kernels;
     xd_launch launch;
-    xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
+    xd_softmax_args args; /* parts is this rank's; all is every rank's after the exchange */
     double *everyones;
     int64_t words;
 } xdi_softmax_exchange;
@@ -31304,8 +31307,8 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
-/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
- * are of. */
+/* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
+ * words. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
                                   int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
@@ -31354,7 +31357,7 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
     return result;
 }
 
-/* log_sum_exp of every row in memory of the device, agreed. */
+/* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
@@ -31520,12 +31523,12 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
 
 /* >>loss/reduction.c */
 
-/* From losses of rows to one value: which rows count, and by what they are divided. */
+/* From losses of rows to one value: which rows count, and what their sum is divided by. */
 
 #include <math.h>
 #include <string.h>
 
-/* Where the pieces of a reduction lie in its words, after this rank's record and all ranks' records. */
+/* Offsets of a reduction's parts in its words, after this rank's record and all ranks' records. */
 enum {
     XDI_REDUCTION_FACTOR,
     XDI_REDUCTION_PART,
@@ -31619,7 +31622,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
     xd_status found;
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
-    args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
+    args->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
     XD_TRY(kernels->rows.sum(&launch, args));
     if (args->ranks > 1)
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
@@ -31720,12 +31723,12 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
- * for the wider. */
+/* A row's partials are references and sums; sums are doubles or pairs of integers, so the size is that of the
+ * wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
     const size_t ranks = (size_t)plan->args.vocab.shards;
-    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
+    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* a single rank reads its partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
@@ -31754,7 +31757,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
     return true;
 }
 
-/* One exchange: each shard's own references and, behind them, its sums. */
+/* One exchange: each shard's references, followed by its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, words = rows * ((int)XD_LOSS_REFERENCES + (int)XD_LOSS_SUMS);
@@ -31793,7 +31796,7 @@ static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) 
     return plan->kernels->loss.mixture_combine(launch, a);
 }
 
-/* Logits to partials of this shard and, by the exchange, of all. */
+/* From logits to the partials of this shard and, by the exchange, of all shards. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
@@ -31815,7 +31818,7 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
     void *memory = desc->common.workspace;
@@ -31886,7 +31889,7 @@ XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *
 
 enum {
     XDI_HEAD_CHUNK = 256
-}; /* rows; the block of the matrix product, so that sums over rows do not see it */
+}; /* rows; the block of the matrix product, so that sums over rows do not depend on the chunk */
 
 /* Everything of one call. */
 typedef struct xdi_head_plan {
@@ -31975,7 +31978,7 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* ---- memory ---- */
 
-/* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
+/* The desc of the loss over logits that do not exist yet; a pointer that is not NULL stands for them. */
 static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
@@ -32024,7 +32027,7 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     return true;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p,
                                   void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -32117,7 +32120,7 @@ static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p
     return XD_OK;
 }
 
-/* Adds the ranks' tiles; one rank adds its own in the same tree. */
+/* Adds the tiles of all ranks; a single rank adds its tiles in the same tree. */
 static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vocab_info *v) {
     const int64_t count = p->chunk * p->width;
     xd_collective c;
@@ -32135,8 +32138,8 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
-/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the wanted
- * dtype. */
+/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
+ * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
     const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
@@ -32179,7 +32182,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
-    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
+    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }
 
 static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -32221,8 +32224,8 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 
 /* >>loss/mft.c */
 
-/* What both losses' kernels work on: the rows and the workspace of a loss's plan. References and sums of a loss have
- * room for the sides and sums here; all shards' lie behind each other. */
+/* Arguments for the kernels of both losses: the rows and the workspace of a loss's plan. The blocks for references and
+ * sums of a loss are large enough for the sides and sums here; those of all shards follow each other. */
 
 #include <string.h>
 
@@ -32284,13 +32287,13 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
-    d.temperature = 1.0; /* a direction has none */
+    d.temperature = 1.0; /* a direction does not depend on it */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
 
 /* ---- minimal fine-tuning ---- */
 
-/* The reverse KL of exchanged sides: the forward one, and the favourite is the teacher's. */
+/* The reverse KL of exchanged sides: this is the forward KL, and the argmax is the teacher's. */
 static void xdi_mft_exchange(xd_loss_args *a) {
     const xd_rows student = a->student;
     a->student = a->teacher;
@@ -32389,7 +32392,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
 
 /* >>loss/topk.c */
 
-/* Selections over a vocabulary that is cut over ranks. */
+/* Selections over a vocabulary that is split over ranks. */
 
 #include <string.h>
 
@@ -32399,7 +32402,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* its own candidates are the result */
+    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
     c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
@@ -32432,7 +32435,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-/* `mine` is what this rank found so far. */
+/* `mine` is this rank's result of the local part. */
 static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
@@ -32475,7 +32478,7 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
     return rows;
 }
 
-/* Memory of a call. */
+/* Memory for the call. */
 typedef struct xdi_topk_columns {
     xd_rows maxima; /* [1, V/tp] */
     double *values; /* [k] */
@@ -32539,22 +32542,22 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
 #include <math.h>
 #include <string.h>
 
-/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+/* One call: the desc with defaults, and its blocks of memory. A side (student, or teacher logits) sends sums, then
  * values. */
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    int threads; /* of the context: a CPU has as many rows at work */
+    int threads; /* of the context: a CPU computes as many rows at the same time */
     xd_topk_args student, teacher;
     xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
     double *teacher_values;
-    int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
+    int64_t *ids; /* absent entries are -1, invalid ones the vocabulary's size */
     int64_t *words;
-    xdi_topk_candidates candidates; /* for the student's own ids */
+    xdi_topk_candidates candidates; /* for the student's k largest */
 } xdi_topk_kl_plan;
 
 static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
@@ -32647,7 +32650,7 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
 }
 
-/* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
+/* What both sides send is one block, sums before values; the other blocks are shared by both sides. */
 static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
@@ -32671,8 +32674,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
-                                                                  : rows; /* a GPU has all rows at work */
+    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU
+                               ? (size_t)plan->threads
+                               : rows; /* a GPU computes all rows at the same time */
     const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
@@ -32771,7 +32775,7 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
     plan->threads = xd_ctx_settings(ctx)->threads;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
                                      void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -43533,4 +43537,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c0636c7a00de76f2e3b5f4e00e12965e12a70b8e529b5c3fca948bc70209f9e4 */
+/* xdistill sha256 7a9335dc0d8f2b493459d76edb6218ee64b4f49d6b8012f59606b9ef9361e852 */

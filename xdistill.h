@@ -37694,24 +37694,24 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
 #ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/internal */
 
-/* One driver for all kinds of teachers and all devices. What a call computes on lies in the memory of the context's
- * device, `work`; what the host makes for it are lists, which one copy brings there; what the host alone looks at is
- * `host`. On a CPU the three are one memory, and what would be copied is there already.
+/* One driver for all kinds of teachers and all devices. `work` is the memory of the context's device that kernels
+ * compute on; the lists that the host makes for them are copied there at once; `host` is memory that only the host
+ * reads. On a CPU the three are the same memory, and nothing is copied.
  *
- *   check   are the teacher's fields right, on this rank alone
- *   size    the largest of the blocks that teachers use in turn
- *   layout  the blocks that a teacher has to itself
- *   open    once a call, before the first exchange: what comes from other memory; on this rank alone
+ *   check   checks the teacher's fields, local
+ *   size    the maximum size of the blocks that teachers use one after the other
+ *   layout  the blocks that only this teacher uses
+ *   open    once a call, before the first exchange: allocates what is not in the workspace; local
  *   begin   once a call, when weights and chunks are known: what all passes use; collective
  *   fill    once a pass: the lists, before any kernel runs
- *   upload  the lists of all teachers go to the device
- *   run     once a pass: sums, divergences, and the gradient when the pass writes; the host does not wait
- *   tell    once a pass, when the chunks are back: what they add to the sums
+ *   upload  copies the lists of all teachers to the device
+ *   run     once a pass: sums, divergences, and the gradient when the pass writes it; the host does not wait
+ *   tell    once a pass, when the chunks are back on the host: adds them to the sums
  *   close   releases what open and begin took
  *
- * A term is a teacher during a call. A place is a chunk's number among those of its sequence that this rank works on; a
- * tile is so many places in a row. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced over
- * ranks, and settled into doubles.
+ * A term is a teacher during a call. A place is a chunk's index among the chunks of its sequence that this rank computes; a
+ * tile is a number of consecutive places. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced
+ * over ranks, and settled, which means converted to doubles.
  *
  * A new kind is a file with its xdi_xtoken_kind and a line in kinds.c. */
 
@@ -37720,7 +37720,7 @@ enum { XDI_XTOKEN_TILE_MAX = 65536 };
 typedef struct xdi_xtoken xdi_xtoken;
 typedef struct xdi_xtoken_term xdi_xtoken_term;
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
+/* Widths of the blocks that teachers use one after the other: the maximum of each. */
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
@@ -37735,13 +37735,13 @@ typedef struct xdi_xtoken_sizes {
     size_t matrix;
 } xdi_xtoken_sizes;
 
-/* Where blocks come from; false `fits` when one did not. */
+/* The source of blocks; `fits` is false when one did not fit. */
 typedef struct xdi_xtoken_arenas {
     xd_arena *lists, *host, *work;
     bool fits;
 } xdi_xtoken_arenas;
 
-/* What is special about a kind. */
+/* Properties of a kind. */
 enum {
     XDI_KIND_POSITIONS = 1,   /* it compares positions, not chunks */
     XDI_KIND_APART = 2,       /* its chunks are worked on without places */
@@ -37750,7 +37750,7 @@ enum {
     XDI_KIND_EVEN_COMPAT = 16 /* compat: neither the size of sample weights nor exact_only matters */
 };
 
-/* A kind of teachers. What it has no use for is NULL. */
+/* A kind of teachers. Steps that it does not need are NULL. */
 typedef struct xdi_xtoken_kind {
     int traits;
     xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
@@ -37784,7 +37784,7 @@ struct xdi_xtoken_term {
     xdi_xtoken_side student_rows, teacher_rows;
     xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
     int64_t chunk_count;     /* of these */
-    uint8_t *mask;           /* lists: [teacher rows] who has a say in J */
+    uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
@@ -37805,7 +37805,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's, from its first on. */
+/* A teacher's cells, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -37814,7 +37814,7 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* What the host looks at; [rows] of the student. */
+/* Memory that the host reads; [rows] of the student. */
 typedef struct xdi_xtoken_host {
     int64_t *argmax;
     double *log_probs;  /* of the labels */
@@ -37825,7 +37825,7 @@ typedef struct xdi_xtoken_host {
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
 
-/* What kernels work on: memory of the device. */
+/* Device memory that kernels work on. */
 typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
@@ -37871,12 +37871,12 @@ struct xdi_xtoken {
     bool on_device; /* its memory is not the host's */
     bool fixed;     /* INVARIANT: cells are xd_fixed */
     bool write;     /* this pass writes the gradient */
-    bool owner;     /* this rank tells what all ranks of sequence_comm know */
+    bool owner;     /* this rank reports what all ranks of sequence_comm know */
 };
 
-/* ---- teacher.c: a teacher's desc by itself ---- */
+/* ---- teacher.c: facts from a teacher's desc ---- */
 
-/* Does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+/* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
  * none. */
@@ -37886,34 +37886,34 @@ XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
 /* How many lists of n elements there is room for, at least 1. */
 XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n);
-/* Is the projection, if any, of these two vocabularies, the teacher's by the name of what it comes from? */
+/* Checks that the projection, if any, is of these two vocabularies; errors name the source of the teacher's. */
 XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                                  int64_t size, const char *source);
 
 /* ---- cells.c: sums ---- */
 
-/* -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. These three are cells of
- * the host; join sums them over comm (NULL -> not at all) and leaves doubles. */
+/* -infinity is a legal term. NaN, and in INVARIANT mode a number that does not fit, makes the cell NaN. These three work on
+ * cells in host memory; join sums them over comm (NULL -> no sum) and converts them to doubles. */
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
-/* Bytes of a cell, and how many words of doubles it is. */
+/* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
-/* Adds up cells of any memory over one group; they stay what they are. */
+/* Adds up cells in any memory over one group; they remain cells. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
-/* The doubles of the first `count` of the given cells, before which there is room; the cells are spent. */
+/* Converts the first `count` cells to doubles, which are written to the memory before the cells and may overwrite them. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out);
-/* The room for `count` cells to be settled in a few steps, each twice as long as the one before. */
+/* The memory needed before `count` cells to settle them in a few steps, each twice as long as the one before. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count);
 
-/* ---- share.c: chunks, who works on them, and tiles ---- */
+/* ---- share.c: chunks, the ranks that compute them, and tiles ---- */
 
-/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+/* Does the chunk count, and is it compared (a chunk that does not count may still be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-/* The sample's weight; w_c; tau^2 / D; omega; and what one unit of d(c) adds to the whole loss. */
+/* The sample's weight; w_c; tau^2 / D; omega; and the factor of d(c) in the whole loss. */
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b);
 XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term);
@@ -37924,12 +37924,12 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon);
 
-/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which
- * all of them work on, then this rank's own; another's have none. Their sizes are known. Collective over
- * sequence_comm. */
+/* Assigns places to the chunks that are compared: first to those with tokens on several ranks of sequence_comm, which
+ * all ranks compute, then to those of this rank only; another rank's chunks have none. Their sizes are known. Collective
+ * over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+/* Does this rank add the chunk's results to the sums? Exactly one of the ranks that compute it does. */
 XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 
 /* Places [first, first + count) of sequence b; sums over rows are reduced over comm: NULL where they are complete. */
@@ -37938,7 +37938,7 @@ typedef struct xdi_xtoken_tile {
     xd_comm *comm;
 } xdi_xtoken_tile;
 
-/* How many tiles a sequence has, of chunks of several ranks and of all, the former first; and one of them. */
+/* The number of tiles of a sequence: of chunks of several ranks, which come first, and of all; and one of the tiles. */
 XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -37948,15 +37948,15 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
-/* What a chunk adds to the sums. */
+/* The contribution of a chunk to the sums. */
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
-/* Of all places in their order. */
+/* The same for all places in order. */
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* ---- work.c: what kinds tell the kernels ---- */
+/* ---- work.c: kernel arguments ---- */
 
-/* A block of the host for term->own; `plan` instead while blocks are planned alone. */
+/* A block of host memory for term->own; `plan` instead while blocks are only planned. */
 XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes);
 /* Blocks, NULL while planning. */
 XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size);
@@ -37966,21 +37966,21 @@ XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
-/* Labels of the caller where kernels can read them: there, or copied to the block. */
+/* The caller's labels in memory that kernels can read: in place, or copied to the block. */
 XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
                                              xd_ids *out);
 
-/* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
+/* Rows of a tile: the student's or a teacher's; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
-/* Where their gradient goes. */
+/* The rows' gradient. */
 XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows);
 
-/* Who has a say in J, in term->mask. */
+/* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
 /* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
@@ -38002,33 +38002,33 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
-/* kinds.c; NULL for a number that is none. */
+/* kinds.c; NULL for a number that is no kind. */
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 
 /* check.c: the desc with every default filled in, and the checks. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
-/* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
+/* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
 XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
 XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
-/* Also behind a failure, when the device may still read what was launched. */
+/* Also after a failure, when kernels that were launched may still read the memory. */
 XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
- * who takes part: scores [teacher_count][2] over comm become means. */
+ * which take part: scores [teacher_count][2], summed over comm, become means. */
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
-/* rows.c: statistics of rows: which count, and by how much their cross entropy does; the host waits for them where
+/* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if
  * there are labels. */
 XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 
 /* >>xtoken/teacher.c */
 
-/* What a teacher's desc says by itself: whether it comes as logits, and how large its vocabulary and J are. */
+/* Facts that follow from a teacher's desc: whether it has logits, and the sizes of its vocabulary and J. */
 
 #include <math.h>
 
@@ -38076,7 +38076,7 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 
 /* >>xtoken/cells.c */
 
-/* Cells: sums that go over rows and ranks, of the host and of the device. */
+/* Cells: sums over rows and ranks, in host and device memory. */
 
 #include <string.h>
 
@@ -38102,7 +38102,7 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
     return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
 }
 
-/* From the front: a double is half as wide. */
+/* From the front, in place: a double is half as wide as a cell. */
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm) {
     XD_TRY(xdi_xtoken_reduce(x, comm, cells, count));
     for (int64_t i = 0; i < count && x->fixed; i++) {
@@ -38112,13 +38112,13 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
     return XD_OK;
 }
 
-/* A GPU's are settled at once, as a launch costs more than memory. */
+/* On a GPU in a single step, because a launch costs more than memory. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count) {
     const int64_t steps = x->on_device ? 1 : 6;
     return x->fixed ? count / ((1 << steps) - 1) + 1 : 0;
 }
 
-/* A step is as long as what lies between its doubles and its cells, so that it writes over what was read before. */
+/* A step is as long as the gap between its doubles and its cells, so it overwrites only cells that were read before. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out) {
     int64_t step;
@@ -38132,21 +38132,21 @@ XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64
 
 /* >>xtoken/share.c */
 
-/* Which chunks of a teacher a rank works on, in what order, and what they weigh. A chunk whose tokens all lie on one
- * rank of the sequence is that rank's alone, and nothing of it is exchanged. The others (where positions lie in order,
- * one at each cut between two ranks) are worked on by all ranks together, before any of them turns to its own: so
- * nobody waits for another's. */
+/* Which chunks of a teacher a rank computes, in what order, and their weights. A chunk whose tokens are all on one
+ * rank of the sequence is computed by that rank only, without an exchange over the sequence. The other chunks (with
+ * contiguous intervals of positions, one at each boundary between two ranks) are computed by all ranks together, before
+ * any rank starts its private chunks: so no rank waits for another's private chunks. */
 
 #include <math.h>
 #include <string.h>
 
-/* ---- what a chunk weighs ---- */
+/* ---- weight of a chunk ---- */
 
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
     return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
 }
 
-/* Tokens on both sides, not masked, and exact where that is asked for. */
+/* Tokens on both sides, not masked, and exact if exact_only is set. */
 static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t at = b * t->chunks + c;
@@ -38201,7 +38201,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
 
 /* ---- places ---- */
 
-/* What becomes of a chunk, in term->place until its place is known. */
+/* How a chunk is computed: stored in term->place until its place is known. */
 enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
 
 static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
@@ -38209,7 +38209,7 @@ static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int6
         if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
 }
 
-/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
+/* Which rank computes each chunk, in term->place: this needs the number of ranks that have tokens of it. */
 static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t count = x->d.sequences * t->chunks;
@@ -38230,7 +38230,7 @@ static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-/* Gives the chunks of one kind their places from `next` on; returns the next one. */
+/* Assigns places from `next` on to the chunks of one sort; returns the next free place. */
 static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
     int64_t *order = term->order + b * term->teacher->chunks,
             *place = term->place + b * term->teacher->chunks;
@@ -38316,7 +38316,7 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
     return tile->b * term->teacher->chunks + tile->first;
 }
 
-/* ---- what comes of chunks ---- */
+/* ---- results of chunks ---- */
 
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
@@ -38346,7 +38346,7 @@ XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* >>xtoken/work.c */
 
-/* What kinds tell the kernels: blocks of the device, rows at work, the choice of columns, deltas and moments. */
+/* Kernel arguments that several kinds need: device blocks, rows of a tile, the choice of columns, deltas and moments. */
 
 #include <string.h>
 
@@ -38384,7 +38384,7 @@ XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels,
     return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
-/* ---- rows at work ---- */
+/* ---- rows of a tile ---- */
 
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count) {
@@ -38519,11 +38519,11 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
 
 #include <string.h>
 
-/* What a teacher has to itself. */
+/* Private state of a teacher. */
 typedef struct xdi_projected {
     int64_t *given;                   /* lists: [B, 2k] J as it was given, and its places in the rows */
     xd_projection projection, copied; /* in memory of the device; what to free of it */
-    xd_xtoken_matrix matrix;          /* in the J at work */
+    xd_xtoken_matrix matrix;          /* in the current J */
     const int64_t *ids_in_rows;       /* J in the teacher's rows */
 } xdi_projected;
 
@@ -38544,7 +38544,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
     return matrix;
 }
 
-/* A desc whose workspace is asked for need not be right yet. */
+/* The size query may be called with a desc that is not valid yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
     const xd_projection *m = term->teacher->projected.projection;
@@ -38723,13 +38723,13 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void) {
 #include <math.h>
 #include <string.h>
 
-/* The exact map, where kernels read it. */
+/* The exact map, in memory that kernels read. */
 typedef struct xdi_gold {
     int32_t *pair, *other, *rest, *other_rest; /* lists */
-    int64_t tail;                              /* how long the tails are */
+    int64_t tail;                              /* length of the tails */
 } xdi_gold;
 
-/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+/* Are they ids of the vocabulary? Lists without partners ascend, so they have at most as many entries as there are
  * ids. */
 static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
                                     int64_t size, bool ascending) {
@@ -38813,7 +38813,7 @@ static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* One chunk, which is all of its tile. */
+/* One chunk: its tile has no other. */
 typedef struct xdi_gold_chunk {
     const xdi_gold *g;
     xd_xtoken_rows student, teacher;
@@ -38839,12 +38839,12 @@ static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
     return XD_OK;
 }
 
-/* A list of the caller's on a CPU, where the lists are no other memory. */
+/* A list of the caller, used in place on a CPU. */
 static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
     return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
 }
 
-/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
+/* The KL of this shard's pairs in a cell, its derivative by alpha in u, and the most probable pair. */
 static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     xd_xtoken_pair_args a;
     memset(&a, 0, sizeof a);
@@ -38865,8 +38865,8 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.pair(&x->launch, &a);
 }
 
-/* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
- * shorter list of this shard ends in -1, which is less than any probability. */
+/* The largest probabilities of this shard's ids without a partner, after its most probable pair, and of the teacher's. A
+ * shorter list of this shard is filled with -1, which is below any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
@@ -38892,8 +38892,8 @@ static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.tail(&x->launch, &t);
 }
 
-/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an entry is
- * ours. */
+/* Compares the tails and most probable pairs of all shards with the teacher's; u gets the derivative by alpha of this
+ * shard's entries. */
 static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
@@ -38947,7 +38947,7 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
     return xdi_gold_finish(x, &c);
 }
 
-/* Those of several ranks, or this rank's own, of all sequences. */
+/* Chunks that several ranks share, or those of this rank only, of all sequences. */
 static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
@@ -38979,7 +38979,7 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 
-/* In the order in which they ran: those of several ranks first. */
+/* In the order in which they ran: chunks of several ranks first. */
 static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     for (int together = 1; together >= 0; together--)
         for (int64_t b = 0; b < x->d.sequences; b++) {
@@ -39009,7 +39009,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
 typedef struct xdi_same {
     int64_t *rows;  /* lists: [rows] */
     int64_t *all;   /* lists: [k] every id, where nothing is chosen */
-    int64_t *first; /* host: [B + 1] where those of a sequence begin */
+    int64_t *first; /* host: [B + 1] first of them of each sequence */
     bool chooses;
 } xdi_same;
 
@@ -39071,7 +39071,7 @@ static xd_result xdi_same_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* J of sequence b, and where every id is in it. */
+/* J of sequence b, and the index of every id in it. */
 static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                  const int64_t **ids) {
     const xdi_same *s = (const xdi_same *)term->own;
@@ -39082,8 +39082,8 @@ static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *ter
     return x->kernels->xtoken.slots(&x->launch, &a);
 }
 
-/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
- * `divisor` of them. */
+/* The teacher's columns J of the current rows, or the weighted sum over all teachers when their logits are averaged:
+ * `divisor` teachers. */
 static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_pick_args t,
                                   double *divisor) {
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
@@ -39101,7 +39101,7 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     return XD_OK;
 }
 
-/* The student's, from the ranks that own them. */
+/* The student's columns, from the ranks that own them. */
 static xd_result xdi_same_student(const xdi_xtoken *x, const xd_xtoken_pick_args *a) {
     XD_TRY(x->kernels->xtoken.pick(&x->launch, a));
     if (!x->vocab.tp) return XD_OK;
@@ -39167,18 +39167,18 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void) {
 
 /* >>xtoken/cached.c */
 
-/* CACHED: from a file of a teacher's likeliest tokens. The host reads J and a of as many tiles as there is room for,
- * and hands them to the device in one copy: all of them once a call where memory is the device's, else as many as stay
- * in the caches. */
+/* CACHED: from a file of a teacher's most probable tokens. The host reads J and a of several tiles
+ * and copies them to the device at once: on a GPU all tiles once a call, on a CPU as many as stay in the processor's
+ * caches. */
 
 #include <math.h>
 #include <string.h>
 
-/* Entries that a CPU holds at once, as long as no single tile has more; and those of maps from teacher ids to lists, so
- * many words, that a tile has at most. */
+/* Entries that a CPU holds at once, unless a single tile has more; and the maximum number of words of a tile's maps from
+ * teacher ids to lists. */
 enum { XDI_XCACHED_ROOM = 16384, XDI_XCACHED_MAPS = 1 << 22 };
 
-/* Where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+/* Cache positions of all chunks, the same on every rank that shares the sequences. */
 typedef struct xdi_xcached_places {
     int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
     int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
@@ -39189,12 +39189,12 @@ typedef struct xdi_xcached_places {
     double *probabilities;
 } xdi_xcached_places;
 
-/* Memory of its own, as a cache's size is known in the call alone. */
+/* Allocated in the call, because only then the size of the cache is known. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
     xd_projection projection, copied; /* in memory of the device; what to free of it */
     int64_t tiles, room;              /* of the teacher; entries at once */
-    int64_t first, end;               /* tiles that are at hand */
+    int64_t first, end;               /* tiles that are loaded */
     int64_t width;                    /* tiles have so many offsets */
     int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
@@ -39239,7 +39239,7 @@ static void xdi_xcached_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_x
     xdi_xtoken_own(term, a, &plan, sizeof plan);
 }
 
-/* Entries that a chunk can have at most. */
+/* Maximum number of entries of a chunk. */
 static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
     const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
@@ -39291,7 +39291,7 @@ static void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term
     p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
-/* The lists, and behind them what the host needs to make them. */
+/* The lists, followed by what the host needs to make them. */
 static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     xd_arena *arena) {
     bool fits = true;
@@ -39313,7 +39313,7 @@ static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_
     return l;
 }
 
-/* The lists come first, where they are other memory than the host's. */
+/* The lists come first when they are in other memory than the host's. */
 static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     int64_t longest, xd_arena *arena) {
     const xd_xtoken_lists lists = xdi_xcached_lists(term, h);
@@ -39327,9 +39327,9 @@ static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *
     return fits;
 }
 
-/* ---- places in the cache ---- */
+/* ---- positions in the cache ---- */
 
-/* Every rank gets the places of all positions; it reads the cache by itself. */
+/* Every rank gets the cache positions of all rows and reads the cache itself. */
 static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                       const int64_t **all, int64_t *count) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -39345,7 +39345,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
 }
 
-/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+/* Sorted by chunk and cache position, so that sums do not depend on which rank held which row. */
 static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                          xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
@@ -39365,7 +39365,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
     return XD_OK;
 }
 
-/* J and a of one chunk; returns how many entries. */
+/* J and a of one chunk; returns the number of entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cached.cache;
@@ -39387,7 +39387,7 @@ static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *te
     return count;
 }
 
-/* ---- tiles at hand ---- */
+/* ---- loaded tiles ---- */
 
 /* Tile `index` of all. */
 static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
@@ -39407,8 +39407,7 @@ static xd_result xdi_xcached_upload(const xdi_xtoken *x, const xdi_xcached *h) {
     return x->on_device ? xdi_xtoken_copy(x, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE) : XD_OK;
 }
 
-/* As many tiles from this one on, `index` of all, as there is room for go to the device, which is through with those
- * before. */
+/* Copies to the device as many tiles as fit, from tile `index` of all on; the device has finished the tiles before. */
 static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                    int64_t index, int64_t b, int64_t i) {
     if (index >= h->first && index < h->end) return XD_OK;
@@ -39425,7 +39424,7 @@ static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *t
     return xdi_xcached_upload(x, h);
 }
 
-/* Memory, of the host and of the device, and where positions are. */
+/* Host and device memory, and the cache positions. */
 static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     xd_arena host = xd_arena_over(NULL, 0), work = host;
     xd_result result = XD_OK;
@@ -39557,15 +39556,15 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void) {
 
 /* >>xtoken/likelihood.c */
 
-/* LIKELIHOOD: how likely each side finds a chunk as a whole. */
+/* LIKELIHOOD: the probability that each side gives to a chunk as a whole. */
 
 #include <math.h>
 #include <string.h>
 
-/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
+/* Upper bound of log-likelihoods: ln(1 - e^l) then stays finite. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
 
-/* Log-likelihoods of chunks; the host's, but for the gradient. */
+/* Log-likelihoods of chunks; in host memory, except for the gradient. */
 typedef struct xdi_likelihood {
     double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
     double
@@ -39595,12 +39594,12 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
 
 /* ---- the two sums of every chunk ---- */
 
-/* The slot of a row's chunk when it is looked at, else -1. */
+/* The index of a row's chunk if that chunk is compared, else -1. */
 static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
-/* log softmax, at temperature 1, of the teacher's rows that are looked at, at their labels. */
+/* log softmax, at temperature 1, of the teacher's rows of compared chunks, at their labels. */
 static xd_result xdi_likelihood_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     xdi_likelihood *h = (xdi_likelihood *)term->own;
@@ -39637,17 +39636,17 @@ static xd_result xdi_likelihood_sums(const xdi_xtoken *x, const xdi_xtoken_term 
 
 /* ---- chunks ---- */
 
-/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
+/* ln(1 - e^l) for l < 0, accurate on both sides of ln 1/2. */
 static double xdi_likelihood_complement(double l) {
     return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
 }
 
-/* p (a - b), 0 where p is: a may be -infinity there. */
+/* p (a - b), 0 where p is 0: a may be -infinity there. */
 static double xdi_likelihood_part(double p, double a, double b) {
     return p > 0.0 ? p * (a - b) : 0.0;
 }
 
-/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
+/* KL between Bernoulli distributions e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
  *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
 static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
     const bool floor = s > XDI_LIKELIHOOD_MOST;
@@ -39677,7 +39676,7 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* ---- a pass ---- */
 
-/* The rows that have a gradient, and by how much. */
+/* The rows that have a gradient, and its factors. */
 static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     h->count = 0;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
@@ -39758,7 +39757,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void) {
 
 /* >>xtoken/kinds.c */
 
-/* The kinds of teachers: a new one is its file and a line here. */
+/* The kinds of teachers: a new kind is a file and a line here. */
 
 /* In the order of xd_xtoken_kind. */
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind) {
@@ -39774,7 +39773,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind) {
 
 #include <math.h>
 
-/* Averaging needs logits of one shape; else the teachers are summed. */
+/* Averaging needs logits of equal shape; else the teachers are summed. */
 static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
     for (int i = 0; i < d->teacher_count; i++)
         if (d->teachers[i].kind != XD_XTOKEN_SAME || d->teachers[i].logits.cols != d->teachers[0].logits.cols)
@@ -39809,7 +39808,7 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
     return false;
 }
 
-/* The defaults of what 0 has no meaning for; sizes that no teacher asks for are 1. */
+/* Defaults of fields where 0 has no meaning; sizes that no teacher needs are 1. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
@@ -39989,7 +39988,7 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
     return XD_OK;
 }
 
-/* With several teachers a row is read again after its gradient was written, and added to. */
+/* With several teachers a student row is read again after a gradient was written to it, and later ones are added. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
     if (!d->common.gradient.data) return XD_OK;
@@ -40056,7 +40055,7 @@ static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, in
     side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
 }
 
-/* What comes back is behind each other. */
+/* What is copied back to the host is contiguous. */
 static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
     const int64_t b = x->d.sequences, count = b * term->teacher->chunks;
     const bool positions = (term->kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -40076,7 +40075,7 @@ static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xt
     xdi_layout_side(x, term, term->teacher->logits.rows, &term->teacher_rows, a);
 }
 
-/* Every teacher's own blocks; the largest of those that they share. */
+/* The private blocks of every teacher, and the maximum size of the blocks that they share. */
 static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const bool scored = x->d.score != XD_XTOKEN_SCORE_NONE || x->d.mode == XD_XTOKEN_SELECT;
     x->terms = (xdi_xtoken_term *)xdi_arena_array(a->host, x->d.teacher_count, sizeof *x->terms, &a->fits);
@@ -40090,7 +40089,7 @@ static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_a
     }
 }
 
-/* Statistics of rows: where memory is one, the host looks at what the device writes. */
+/* Statistics of rows: on a CPU the host reads the same memory that the kernels write. */
 static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->d.student.rows, away = x->on_device ? rows : 0;
     xdi_xtoken_host *h = &x->host;
@@ -40116,7 +40115,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
 }
 
-/* Cells, and before them room for their doubles. */
+/* Cells, preceded by memory for their doubles. */
 static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->fixed ? x->d.student.rows : 0;
     const int64_t cells = xdi_xtoken_most(s->cells, rows) * xdi_xtoken_wide(x);
@@ -40126,7 +40125,7 @@ static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoke
     if (x->work.cells) x->work.cells += x->room;
 }
 
-/* What teachers use in turn. */
+/* Blocks that teachers use one after the other. */
 static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t ranks = x->vocab.ranks, k = s->tail;
     xdi_xtoken_work *w = &x->work;
@@ -40145,7 +40144,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     w->scratch = (float *)xdi_arena_array(a->work, s->scratch, sizeof(float), &a->fits);
 }
 
-/* Every block. On a CPU the arenas are one; with planning arenas this is the size query. */
+/* Every block. On a CPU all arenas are the same one; with planning arenas this is the size query. */
 static bool xdi_layout_all(xdi_xtoken *x, xdi_xtoken_arenas *a) {
     xdi_xtoken_sizes s;
     memset(&s, 0, sizeof s);
@@ -40235,11 +40234,11 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result) {
 
 /* >>xtoken/score.c */
 
-/* Scores of teachers, and the weights made of them. */
+/* Scores of teachers, and the weights computed from them. */
 
 #include <math.h>
 
-/* The weight of a row for this score, 0 where it has no say. */
+/* The weight of a row in this score, 0 where it does not count. */
 static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
                                int64_t row) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -40254,7 +40253,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
-/* What a row's moments say, over the whole width of the model as the reference has it. */
+/* The score of a row from its moments, over all columns of the logits, padding included, as in the reference. */
 static double xdi_score_of(const double *m, xd_xtoken_score score) {
     const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
     if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;
@@ -40341,7 +40340,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     return x->kernels->xtoken.row_logs(&x->launch, &a);
 }
 
-/* row_weight holds the log-sum-exps at temperature 1 on their way. */
+/* row_weight temporarily holds the log-sum-exps at temperature 1. */
 static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const xdi_xtoken_work *w = &x->work;
@@ -40363,7 +40362,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* Does the row count, and how much? A label outside the vocabulary is found here. */
+/* Does the row count, and with what weight? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
     const xd_loss_common *c = &x->d.common;
     const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;
@@ -40401,7 +40400,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
 #include <math.h>
 #include <string.h>
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     XD_TRY(xdi_xtoken_validate(ctx, &d));
@@ -40412,7 +40411,7 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
     return XD_OK;
 }
 
-/* What rows add to the sums. */
+/* The contribution of rows to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
@@ -40427,7 +40426,7 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 
 /* ---- denominators and scores ---- */
 
-/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
+/* Chunks of every teacher and the ranks that compute them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
@@ -40455,7 +40454,7 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
-/* One value of the caller's, in memory of the device or of the host. */
+/* One value of the caller, in device or host memory. */
 static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
     if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
     memcpy(to, from, bytes);
@@ -40514,7 +40513,7 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
 
 /* ---- passes ---- */
 
-/* Everything that the kernels of a pass are told of goes to the device. */
+/* Copies all lists that the kernels of a pass read to the device. */
 static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(x->terms[i].kind->fill(x, &x->terms[i]));
@@ -40522,7 +40521,7 @@ static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     return x->kernels->memory.fill(&x->launch, x->work.written, 0, (size_t)x->d.student.rows);
 }
 
-/* The chunks come back with their divergences, and add to the sums. */
+/* Copies the chunks with their divergences back and adds them to the sums. */
 static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
@@ -40551,7 +40550,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     return xdi_xtoken_take_home(x);
 }
 
-/* Where several ranks found something, all name what the first of them did. */
+/* When several ranks have a finding, all ranks report that of the first. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
@@ -40566,7 +40565,7 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* The sums of a pass over all of comm. */
+/* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
@@ -40607,7 +40606,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     return v;
 }
 
-/* Adds what was found to the caller's status, or makes an error of it. */
+/* Adds the findings to the caller's status, or turns them into an error. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
     xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
@@ -40651,7 +40650,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
-/* Are the sizes such that the workspace can be computed? */
+/* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
     if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
         return false;
@@ -40691,7 +40690,7 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 #include <math.h>
 #include <string.h>
 
-/* Bytes that the chunks at work on a device may take; one chunk may take more. */
+/* Maximum bytes of the chunks computed together on a device; a single chunk may take more. */
 #define XDI_ULD_TILE_BYTES ((size_t)64 << 20)
 
 /* ---- checks ---- */
@@ -40772,7 +40771,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
 
 /* ---- lists ---- */
 
-/* What the host says of the whole sequence; one copy brings it to a device. */
+/* Lists of the whole sequence, made by the host; one copy moves them to a device. */
 typedef struct xdi_uld_lists {
     xd_uld_chunk *chunks;           /* those with two sides; they come back */
     int64_t *ids[XD_ULD_SIDES];     /* [rows] the token that a row predicts */
@@ -40781,7 +40780,7 @@ typedef struct xdi_uld_lists {
     int32_t *list[XD_ULD_SIDES];    /* [vocabulary] the other ids; NULL without matched ones */
 } xdi_uld_lists;
 
-/* What lies in memory of the device besides. */
+/* Other blocks of device memory. */
 typedef struct xdi_uld_work {
     double *parts[XD_ULD_SIDES], *scores[XD_ULD_SIDES];
     uint64_t *sorted[XD_ULD_SIDES], *spare[XD_ULD_SIDES];
@@ -40795,7 +40794,7 @@ typedef struct xdi_uld {
     xd_launch launch;
     xd_uld_desc d;
     const xd_uld_side *side[XD_ULD_SIDES];
-    int64_t chunks, tile;        /* with two sides; at work at a time */
+    int64_t chunks, tile;        /* with two sides; computed together */
     int64_t count[XD_ULD_SIDES]; /* ids that are sorted */
     xdi_uld_lists here, there;   /* the host's, and the device's */
     xdi_uld_work work;
@@ -40834,7 +40833,7 @@ static void xdi_uld_fill_chunk(const xdi_uld *x, const xd_aligned_chunk *c, int3
         x->here.owner[row] = number;
 }
 
-/* The ids of a side without the matched ones: these are marked in their own places first. */
+/* The ids of a side without the matched ids, which are marked at their index first. */
 static int64_t xdi_uld_fill_list(int32_t *list, int64_t vocabulary, const int64_t *matched, int32_t *pairs,
                                  int64_t count) {
     int64_t n = 0;
@@ -40937,7 +40936,7 @@ static xd_uld_args xdi_uld_args_of(const xdi_uld *x, int64_t first) {
     return a;
 }
 
-/* Statistics of the rows of chunks [first, first + count), neighbours together. */
+/* Statistics of the rows of chunks [first, first + count), adjacent chunks in one launch. */
 static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64_t count) {
     const xd_rows *logits = &x->side[which]->logits;
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
@@ -41013,8 +41012,8 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     return xdi_uld_finish(x, below, out);
 }
 
-/* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
- * the host's. */
+/* With the lists in `here`: device memory has a copy of them before its work blocks. After a failure the device may
+ * still read the host's lists. */
 static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     const bool near = x->kernels->device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
@@ -43537,4 +43536,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7a9335dc0d8f2b493459d76edb6218ee64b4f49d6b8012f59606b9ef9361e852 */
+/* xdistill sha256 17cef64c3663d543235b7f71af7fa05a34a6159c733c83bf8f71b130ab27d57e */

@@ -3011,8 +3011,8 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * (PROJECTED, CACHED), or a few per chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
  * on one rank of the sequence is computed by that rank only and exchanged over the vocabulary only; other chunks involve
  * every rank of the sequence, so it is best to split a sequence into contiguous intervals. Besides the workspace, row
- * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
- * for every split of vocabulary, positions and sequences.
+ * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the
+ * same bits for every split of vocabulary, positions and sequences.
  *
  * On a GPU all kinds are supported, also together. The work is queued on the context's stream, and the host
  * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each LIKELIHOOD teacher
@@ -25187,7 +25187,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 
 /* ---- unicode.c ---- */
 
-/* Categories of all code points in two stages, and what normalisation looks up. */
+/* Categories of all code points in a two-stage table, and the tables of normalisation. */
 typedef struct xdi_unicode {
     uint16_t block[0x1100];  /* of code point >> 8 */
     uint8_t *properties;     /* [blocks][256]: category, and the flags below */
@@ -25202,7 +25202,7 @@ enum {
     XDI_UNICODE_NFC = 32,      /* NFC changes the character */
     XDI_UNICODE_NFKC =
         64, /* NFKC does: it has a compatibility decomposition, perhaps inside its canonical one */
-    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or trade places with it */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or be reordered with it */
     XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
     XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
 };
@@ -25211,11 +25211,11 @@ enum {
 XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask); /* "L", "Lu", "N", ... */
 XD_PRIVATE uint32_t xdi_unicode_space_mask(void);
 
-/* Memory is the context's; NULL when there is no room. */
+/* Memory is the context's; NULL when it has no memory. */
 XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx);
 XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u);
 
-/* Code points that fold to the same one as `point`, without it: count, at most 4. */
+/* Code points that fold to the same one as `point`, without `point`; returns their number, at most 4. */
 XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]);
 
 /* Full decomposition of one code point. */
@@ -25226,7 +25226,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* One character: its bytes, at least 1; a byte that starts no well-formed sequence is XDI_UNICODE_INVALID. */
 XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point);
-/* Bytes of the character that ends at `at`, as decoding from the front would cut it. at > begin. */
+/* Bytes of the character that ends at `at`, as decoding from the front would give. at > begin. */
 XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at);
 XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]);
 
@@ -25243,7 +25243,7 @@ XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t by
                                         xdi_pattern **out);
 XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
 
-/* A place to come back to: the options are the character borders from high down to low. */
+/* A backtracking point: the options are the character boundaries from high down to low. */
 typedef struct xdi_pattern_choice {
     size_t low, high; /* low = SIZE_MAX: high is the only one */
     uint32_t op;
@@ -25257,12 +25257,12 @@ typedef struct xdi_matcher {
     size_t bytes;
     xdi_pattern_choice *stack;
     size_t used, capacity;
-    uint64_t steps; /* left; what a pattern may do is bounded by the length of the text */
+    uint64_t steps; /* left; the maximum depends on the length of the text */
 } xdi_matcher;
 
 XD_PRIVATE void xdi_matcher_release(xdi_matcher *m);
 
-/* Prepares for one text; `steps` is set to 256 a byte and some. */
+/* Prepares for one text; `steps` is set to 256 per byte and a constant. */
 XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes);
 
 /* The first match of the pattern that is not empty in [from, to) of the text, which `$` and look-ahead take
@@ -25273,7 +25273,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 /* ---- tokenizer.c ---- */
 
 enum {
-    XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_IDS = 1 << 21, /* maximum of largest id + 1; files above it are refused */
     XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
@@ -25302,10 +25302,10 @@ typedef struct xdi_merge {
     int32_t rank, id;
 } xdi_merge;
 
-/* A token that is matched before everything else. */
+/* A token that is matched before splits and merges. */
 typedef struct xdi_added {
     int32_t id;
-    uint32_t text, bytes; /* in the blob; what is looked for */
+    uint32_t text, bytes; /* in the blob; the text that is matched */
     bool special, strip_left, strip_right, single_word, normalized;
 } xdi_added;
 
@@ -25331,11 +25331,11 @@ typedef struct xdi_rewrite {
     xdi_pattern *pattern;
     char one;              /* the pattern is this ASCII character; 0 -> it is not one */
     uint32_t to, to_bytes; /* in the blob */
-    bool unless_there;     /* prepend only when the text does not begin so */
+    bool unless_there;     /* prepend only when the text does not begin with it */
     bool only_first;       /* ... and only at the beginning of the whole text */
 } xdi_rewrite;
 
-/* What becomes of the matches of a split; the text between them is always a piece. */
+/* What a split does with its matches; the text between them is always a piece. */
 typedef enum xdi_split_behavior {
     XDI_SPLIT_ISOLATED = 1, /* a piece each */
     XDI_SPLIT_REMOVED,
@@ -25363,9 +25363,9 @@ struct xd_tokenizer {
     uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
-    bool ignore_merges; /* a piece that is a token stays whole */
+    bool ignore_merges; /* a piece that is a token is not merged */
     bool byte_fallback, fuse_unknown, adds_prefix;
-    bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
+    bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;
     int32_t byte_id[256];      /* -1: none */
     uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
@@ -25376,15 +25376,16 @@ struct xd_tokenizer {
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
-    int32_t bos, eos;                     /* -1: none */
-    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;        /* -1: none */
+    int32_t
+        around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then after it (`behind`) */
     int before, behind;
     char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
-/* A text with every U+2581 as a blank; its length. out has room for the text. */
+/* Replaces every U+2581 of a text by a blank and returns the length. out is at least as long as the text. */
 XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out);
 /* "<0x0A>" -> 10; -1 for anything else. */
 XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
@@ -25393,20 +25394,20 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
 
 /* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
-/* Gives an id a token that no merge and no text finds. Errors: FORMAT for an id that is taken. */
+/* Gives an id a token that is never found by merges or by text. Errors: FORMAT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes);
 /* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
- * a text that is taken. */
+ * a text that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes, const void *raw, size_t raw_bytes);
 /* Adds a merge; of two for one pair the later one counts. */
 XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
                                              int32_t id);
-/* Derives the merges from the tokens: any two that together are a third. ranks: [size], lower first. */
+/* Derives the merges from the tokens: any two whose concatenation is a third. ranks: [size], lower first. */
 XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
-/* Adds a token to the list that is matched before everything else. A token that the id has already is taken
- * over. */
+/* Adds a token to the list that is matched before splits and merges. A token that the id has already is
+ * replaced. */
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes);
 /* Appends a split by a pattern, or by a literal when `literal` is set. */
@@ -25417,16 +25418,16 @@ XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind
 /* What a caller's special tokens take: *size and *bytes grow as needed. Errors: ARGUMENT. */
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes);
-/* Adds them. Errors: ARGUMENT for an id that is taken. */
+/* Adds them. Errors: ARGUMENT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
-/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+/* One more token around a text. When there are too many, add_special will be refused. */
 XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
-/* Why add_special cannot be done; of several reasons the first is kept. */
+/* Records why add_special cannot be done; of several reasons the first. */
 XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
 /* The ADDED or SPECIAL token of a name, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
-/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
- * missing. The special tokens are there already. */
+/* Names of the tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens were added before. */
 XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
 /* The caller's begin and end tokens instead of the file's, once the object is complete. */
 XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc);
@@ -25450,7 +25451,7 @@ static inline uint32_t xdi_merge_hash(uint64_t pair) {
     return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
 }
 
-/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table shows.
  */
 static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -25464,14 +25465,14 @@ static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, i
 
 /* ---- tokenizer_text.c ---- */
 
-/* From byte `at` of a changed text on: it stands for bytes [from, to) of the original, one to one when
- * `linear`, else as a whole. The next run's `at` ends it. */
+/* A run of a changed text from byte `at` on: it replaces bytes [from, to) of the original, one to one when
+ * `linear`, else as a whole. It ends at the next run's `at`. */
 typedef struct xdi_text_run {
     uint32_t at, from, to;
     bool linear;
 } xdi_text_run;
 
-/* A text and where it comes from. */
+/* A text and its runs. */
 typedef struct xdi_text {
     uint8_t *bytes;
     size_t length, capacity;
@@ -25490,7 +25491,7 @@ typedef struct xdi_text_view {
 /* Buffers of rewriting. */
 typedef struct xdi_rewriter {
     xdi_text texts[4]; /* two for each half of the rewrites */
-    uint32_t *points;  /* of one cluster, and as much room again */
+    uint32_t *points;  /* of one cluster, and scratch memory of the same size */
     size_t point_capacity;
     xdi_matcher matcher;
 } xdi_rewriter;
@@ -25503,13 +25504,13 @@ XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r);
 
 /* The original bytes of [begin, end) of a view. `run` is a cursor that only moves on. */
 XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end);
-/* Part of a view; its runs are in `runs`, which has room for run_count of the view. `run` as above. */
+/* Part of a view; its runs are in `runs`, which holds at least the view's run_count. `run` as above. */
 XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *run, size_t begin, size_t end,
                                        xdi_text_run *runs);
 
 /* ---- formats of files ---- */
 
-/* What a loader is given; `root` is the text as JSON, NULL where it is none. */
+/* Input of a loader; `root` is the text as JSON, NULL when it is not JSON. */
 typedef struct xdi_tokenizer_file {
     const char *text;
     size_t bytes;
@@ -26730,8 +26731,8 @@ static bool xdi_unicode_recomposes(int pair) {
     return xdi_unicode_pairs[3 * pair] & 1u;
 }
 
-/* What a character decomposes into decides for it too. A first of a pair that is itself a pair has a lower
- * code point or no flags, so one pass is enough. */
+/* A character also gets the flags of the characters that it decomposes into. A first of a pair that is itself a pair has a
+ * lower code point or no flags, so one pass is enough. */
 static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
     for (int i = 0; i < XDI_UNICODE_COMPATS; i++) {
         const uint32_t first = xdi_unicode_pool[u->compat_points[XDI_UNICODE_COMPATS + i]];
@@ -26742,7 +26743,7 @@ static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
             (uint8_t)(flat[xdi_unicode_pairs[3 * i + 1]] & (XDI_UNICODE_NFKC | XDI_UNICODE_JOINS));
 }
 
-/* The code points whose distances the generated tables hold, and the flags of every code point. */
+/* The code points, which the generated tables store as distances, and the flags of every code point. */
 static void xdi_unicode_fill_normal(xdi_unicode *u, uint8_t *flat) {
     uint32_t point = 0, pool = 0;
     for (int i = 0; i < XDI_UNICODE_CLASSES; i++) {
@@ -26953,7 +26954,7 @@ static uint32_t xdi_unicode_pair(const xdi_unicode *u, uint32_t first, uint32_t 
 
 XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
     size_t starter = SIZE_MAX, kept = 0;
-    unsigned last = 0; /* class of the code point before, when it was kept after the starter */
+    unsigned last = 0; /* class of the code point before, when it stays after the starter */
     xdi_unicode_order(u, points, count, temp);
     for (size_t i = 0; i < count; i++) {
         const unsigned value = xdi_unicode_class(u, points[i]);
@@ -26972,7 +26973,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* ---- UTF-8 ---- */
 
-/* Is a byte that goes on a character? */
+/* Is this a continuation byte of a character? */
 static bool xdi_utf8_goes_on(uint8_t byte) {
     return (byte & 0xc0u) == 0x80u;
 }
@@ -27026,9 +27027,9 @@ XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]) {
 
 /* >>text/pattern.c */
 
-/* A small backtracking matcher for the patterns that cut text before BPE: alternation, groups, (?i:...),
- * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern becomes a tree, the tree a list of
- * operations; a loop over one class is a single operation, which is nearly all that these patterns do. */
+/* A small backtracking matcher for the patterns that split text before BPE: alternation, groups, (?i:...),
+ * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern is parsed to a tree, the tree compiled to a list of
+ * operations; a loop over one class is a single operation, and these patterns consist of little else. */
 
 #include <string.h>
 
@@ -27061,13 +27062,13 @@ typedef enum xdi_pattern_kind {
     XDI_PATTERN_CHOICE,    /* tree: one of the children; list: try the next operation, then `target` */
     XDI_PATTERN_REPEAT,    /* tree only */
     XDI_PATTERN_JUMP,      /* list only */
-    XDI_PATTERN_ATOMIC,    /* list: match up to `target` for good, then go on behind it */
-    XDI_PATTERN_NOT_AHEAD, /* list: go on at `target` when what stands before it does not match here */
+    XDI_PATTERN_ATOMIC,    /* list: match up to `target` without later backtracking, then continue after it */
+    XDI_PATTERN_NOT_AHEAD, /* list: continue at `target` if the operations before it do not match here */
     XDI_PATTERN_END,       /* $ */
     XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
 } xdi_pattern_kind;
 
-/* Of the tree. Children hang together by `next`. */
+/* A node of the tree. Siblings are linked by `next`. */
 typedef struct xdi_pattern_node {
     xdi_pattern_kind kind;
     bool possessive;
@@ -27075,7 +27076,7 @@ typedef struct xdi_pattern_node {
     uint32_t min, max; /* max UINT32_MAX: no bound */
 } xdi_pattern_node;
 
-/* Of the list. */
+/* An operation of the list. */
 typedef struct xdi_pattern_op {
     xdi_pattern_kind kind;
     bool possessive;
@@ -27089,7 +27090,7 @@ struct xdi_pattern {
     xdi_pattern_range *ranges;
     xdi_pattern_op *ops;
     uint32_t set_count, range_count, op_count, op_capacity;
-    uint32_t alternatives; /* at the top; 1 when there are too many to tell apart */
+    uint32_t alternatives; /* at the top level; 1 when there are too many for the bits of `first` */
     uint32_t starts[XDI_PATTERN_ALTERNATIVES];
     uint32_t first[256]; /* alternatives that can begin with a byte, as bits */
 };
@@ -27153,7 +27154,7 @@ static void xdi_pattern_add_point(xdi_pattern_parser *p, xdi_pattern_set *set, u
     for (int i = 0; i < count; i++) xdi_pattern_add_range(p->pattern, set, mates[i], mates[i]);
 }
 
-/* Joins ranges that overlap and settles the ASCII bits. */
+/* Joins ranges that overlap and completes the ASCII bits. */
 static void xdi_pattern_close_set(xdi_pattern *p, xdi_pattern_set *set, bool negated) {
     xdi_pattern_range *ranges = p->ranges + set->first_range;
     uint32_t kept = 0;
@@ -27311,7 +27312,7 @@ static bool xdi_pattern_parse_number(xdi_pattern_parser *p, uint32_t *number) {
     return p->at > begin;
 }
 
-/* The quantifier at the parser's place; false when there is none. */
+/* The quantifier at the parser's position; false when there is none. */
 static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, uint32_t *max, bool *found) {
     const size_t begin = p->at;
     *found = true;
@@ -27334,7 +27335,7 @@ static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, 
     return XD_OK;
 }
 
-/* Can the tree below a node match nothing? */
+/* Can the tree below a node match the empty string? */
 static bool xdi_pattern_is_empty(const xdi_pattern_parser *p, uint32_t index) {
     const xdi_pattern_node *node = &p->nodes[index];
     if (node->kind == XDI_PATTERN_SET) return false;
@@ -27419,7 +27420,7 @@ static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, 
 
 static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
 
-/* What stands between an operation that matches on its own and its target. */
+/* The operations between one that matches separately and its target. */
 static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
     uint32_t head, done;
     XD_TRY(xdi_pattern_emit(p, kind, &head));
@@ -27430,7 +27431,8 @@ static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind 
 }
 
 static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
-    uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
+    uint32_t split, jump,
+        chain = XDI_PATTERN_NONE; /* jumps to the end, each storing the index of the one before */
     for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
         XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
         XD_TRY(xdi_pattern_emit_node(p, child));
@@ -27523,7 +27525,7 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     return XD_OK;
 }
 
-/* Marks the bytes that what a node matches can begin with; true when it can match nothing. */
+/* Marks the bytes that a match of a node can begin with; true when it can match the empty string. */
 static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint32_t bit) {
     const xdi_pattern_node *node = &p->nodes[index];
     uint32_t *first = p->pattern->first;
@@ -27546,7 +27548,7 @@ static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint3
     return any;
 }
 
-/* Each alternative at the top gets its own code and its own bit in the table of first bytes. */
+/* Each alternative at the top level gets separate code and a bit in the table of first bytes. */
 static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
     xdi_pattern *pattern = p->pattern;
     const uint32_t only = p->nodes[root].child;
@@ -27566,7 +27568,7 @@ static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
 
 static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     const size_t room =
-        p->bytes + 2; /* a character may bring four more by folding: five ranges a byte are enough */
+        p->bytes + 2; /* folding may add four characters to each: five ranges per byte are enough */
     p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
     p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
     p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
@@ -27644,7 +27646,7 @@ static bool xdi_pattern_has(const xdi_pattern *p, const xdi_pattern_set *set, ui
     return in != set->negated;
 }
 
-/* The longest run of a set's characters, at most max; *enough is where it reached min. False when it is
+/* The longest run of a set's characters, at most max; *enough is the offset where it reached min. False when it is
  * shorter. */
 static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, size_t *at, size_t *enough) {
     const xdi_pattern_set *set = &m->pattern->sets[op->set];
@@ -27706,7 +27708,7 @@ static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
     return XD_OK;
 }
 
-/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched tells whether there is
+/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched reports whether there is
  * one. Recursion: one level for each atomic group or look-ahead around the operation. */
 static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t *end, bool *matched) {
     const xdi_pattern_op *ops = m->pattern->ops;
@@ -27785,7 +27787,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 
 /* >>text/tokenizer.c */
 
-/* The tokenizer object: tokens, merges, special tokens, and what files put into it. */
+/* The tokenizer object: tokens, merges, special tokens, and the functions that loaders build it with. */
 
 #include <stdio.h>
 #include <string.h>
@@ -27793,7 +27795,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 enum {
     XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
     XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
-    XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_ADDED = 512,       /* ... that is searched for at each offset of a text */
     XDI_TOKENIZER_MERGES = 1 << 23,  /* the largest files have half a million */
     XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
 };
@@ -27823,7 +27825,7 @@ static bool xdi_tokenizer_is_text(const xd_tokenizer *t, bool raw, int32_t id, c
     return length == bytes && memcmp(t->blob + at, text, bytes) == 0;
 }
 
-/* The slot of a text: its own or a free one; NULL when the table is made to be slow. */
+/* The slot of a text: the one that has it, or a free one; NULL when a hostile file made the table slow. */
 static xdi_slot *xdi_tokenizer_slot(const xd_tokenizer *t, bool raw, const uint8_t *text, size_t bytes) {
     xdi_slot *table = raw ? t->raws : t->pieces;
     const uint32_t hash = xdi_tokenizer_hash_bytes(text, bytes);
@@ -27918,9 +27920,9 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t);
 }
 
-/* The blob was sized by a loader's count. Should the count be wrong, a text is cut, but no memory is touched
- * that is not the blob's: behind it is room for a whole token. */
-/* Room in the blob for bytes that are about to be written; the caller has counted them. */
+/* The size of the blob comes from a loader's count. If that count is wrong, a text is truncated, but nothing outside the
+ * blob is written: after its end there is memory for a whole token. */
+/* Memory in the blob for bytes to be written; the caller has counted them. */
 static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
     const size_t at = t->blob_bytes, left = t->blob_capacity - at;
     XD_ASSERT(length <= left);
@@ -28283,7 +28285,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     return result;
 }
 
-/* Does a text hold a blank after something else? */
+/* Does a text contain a blank after another character? */
 static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     bool other = false;
     for (size_t i = 0; i < bytes;) {
@@ -28295,7 +28297,7 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     return false;
 }
 
-/* Without an unknown token a character may vanish, and what is beside it then meets across a cut. */
+/* Without an unknown token a character may be dropped, and its neighbours could then merge across a split. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
     t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
@@ -28358,8 +28360,8 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
- * same bytes the NORMAL one goes in. */
+/* The table by raw bytes; if the symbols are bytes it would equal the table by text. Of two tokens with the
+ * same bytes the NORMAL one is stored. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
@@ -28376,8 +28378,8 @@ static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The same for the same tokens, merges and added tokens, in whatever order a file has them. Patterns went
- * into it when they were added. */
+/* A hash that is equal for equal tokens, merges and added tokens, in any order in the file. Patterns were
+ * hashed when they were added. */
 static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
     uint64_t hash = t->hash, sum = 0;
     for (int32_t id = 0; id < t->size; id++) {
@@ -28415,7 +28417,7 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     if (!t->merges)
-        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that a look-up is always legal */
     XD_TRY(xdi_tokenizer_normalize_added(t));
     for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
@@ -28426,7 +28428,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;
@@ -28485,15 +28487,15 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
 
 /* >>text/tokenizer_text.c */
 
-/* Text before it is split: normalisation and rewrites, with the place of every byte in the original. */
+/* Text before it is split: normalisation and rewrites, with the offset of every byte in the original. */
 
 #include <string.h>
 
-/* Text that changes on its way to the tokens, and where each byte of it comes from. */
+/* Text that rewrites change, and the original bytes of each of its bytes. */
 
 /* ---- buffers ---- */
 
-/* Room for `more` bytes and one more run. */
+/* Memory for `more` bytes and one more run. */
 static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->length + more > t->capacity) {
         const size_t capacity = t->length + more + t->capacity / 2 + 64;
@@ -28571,7 +28573,7 @@ XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *cursor
 
 /* ---- writing ---- */
 
-/* Bytes [begin, end) of the input as they are. */
+/* Copies bytes [begin, end) of the input unchanged. */
 static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *in, size_t *run, size_t begin,
                                size_t end) {
     while (begin < end) {
@@ -28585,7 +28587,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
         *made = *r;
         made->at = (uint32_t)out->length;
         if (r->linear) made->from += (uint32_t)(begin - r->at);
-        /* What goes on where the last run ends needs no run of its own. */
+        /* Text that continues the last run extends it. */
         if (!last || !last->linear || !r->linear || made->from - last->from != made->at - last->at)
             out->run_count++;
         else
@@ -28597,7 +28599,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
     return XD_OK;
 }
 
-/* New bytes in the place of `span` of the original. */
+/* Writes new bytes that replace `span` of the original. */
 static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
                               xd_token_span span) {
     if (length == 0) return XD_OK;
@@ -28614,7 +28616,7 @@ static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, siz
 
 /* ---- NFC and NFKC ---- */
 
-/* Decomposes one cluster into r->points; their number. Bytes that are no characters never come here. */
+/* Decomposes one cluster into r->points and returns their number. Bytes that are not UTF-8 never reach this. */
 static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                        const uint8_t *at, const uint8_t *end, size_t *count) {
     uint32_t point, one[XDI_UNICODE_LONGEST];
@@ -28639,7 +28641,7 @@ static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool c
     return XD_OK;
 }
 
-/* Writes a cluster of the input normalised: as new bytes, or as it was when nothing changed. */
+/* Writes a cluster of the input normalised: as new bytes, or as a copy when nothing changed. */
 static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                      const xdi_text_view *in, size_t *run, size_t begin, size_t end,
                                      xdi_text *out) {
@@ -28654,7 +28656,7 @@ static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool com
     return xdi_text_put(ctx, out, bytes, length, xdi_text_origin(in, run, begin, end));
 }
 
-/* The properties that a normalisation looks at. */
+/* The properties that a normalisation depends on. */
 static unsigned xdi_rewrite_flags(bool compat) {
     return XDI_UNICODE_JOINS | XDI_UNICODE_NFC | (compat ? (unsigned)XDI_UNICODE_NFKC : 0u);
 }
@@ -28693,7 +28695,7 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
 }
 
-/* Would normalisation leave the text alone? */
+/* Would normalisation leave the text unchanged? */
 static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_text_view *in) {
     const unsigned flags = xdi_rewrite_flags(compat);
     const uint8_t *at = in->bytes, *const end = at + in->length;
@@ -28743,7 +28745,7 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
     return XD_OK;
 }
 
-/* Does this rewrite leave the text as it is? Only what is cheap to see is seen. */
+/* Does this rewrite leave the text unchanged? Checks only what is cheap to check. */
 static bool xdi_rewrite_is_idle(const xd_tokenizer *t, const xdi_rewrite *w, const xdi_text_view *in) {
     if (in->length == 0) return true;
     if (w->kind == XDI_REWRITE_NFC || w->kind == XDI_REWRITE_NFKC)
@@ -28786,12 +28788,12 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
 
 #include <string.h>
 
-/* From text to ids: added tokens are cut out first, the rest is normalised, cut into pieces by the splits,
- * and each piece is merged. A cache remembers what short pieces became. */
+/* From text to ids: added tokens are taken out first, the text between them is normalised and split into pieces,
+ * and each piece is merged. A cache stores the tokens of short pieces. */
 
 enum {
     XDI_ENCODER_CACHED = 1 << 14, /* entries of one cache line each */
-    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is remembered */
+    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is cached */
     XDI_ENCODER_IDS = 7,          /* tokens of one */
     XDI_ENCODER_SHORT = 48        /* symbols up to which a plain search beats a heap */
 };
@@ -28804,14 +28806,14 @@ typedef struct xdi_cached {
     int32_t ids[XDI_ENCODER_IDS];
 } xdi_cached;
 
-/* A part of a piece that is one token so far. */
+/* A part of a piece that is currently one token. */
 typedef struct xdi_symbol {
     int32_t id;              /* -1: taken into the symbol before it */
     uint32_t previous, next; /* indexes; UINT32_MAX at the ends */
     uint32_t begin, end;     /* in the text */
 } xdi_symbol;
 
-/* A merge that was possible when it was found. */
+/* A candidate merge; it may have become impossible since it was found. */
 typedef struct xdi_candidate {
     int32_t rank;
     uint32_t at; /* the left symbol */
@@ -28837,7 +28839,7 @@ struct xd_encoder {
     uint8_t *roles; /* made when an encoding has special tokens around it */
     size_t role_capacity;
     bool parse_special, with_spans;
-    const uint8_t *text; /* the normalised text that is being cut, and its length */
+    const uint8_t *text; /* the normalised text that is being split, and its length */
     size_t length;
 };
 
@@ -28886,7 +28888,7 @@ static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, siz
 
 /* ---- tokens out ---- */
 
-/* Room for `more` tokens, and a few that a whole copy from the cache writes beyond. */
+/* Memory for `more` tokens, and for a few more that a fixed-size copy from the cache writes. */
 static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     const int64_t needed = e->count + (int64_t)more + XDI_ENCODER_IDS;
     if (needed <= e->capacity) return XD_OK;
@@ -28901,7 +28903,7 @@ static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     return XD_OK;
 }
 
-/* One token of bytes [begin, end) of the current text; there is room. */
+/* Appends one token of bytes [begin, end) of the current text; the memory is there. */
 static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end) {
     e->ids[e->count] = id;
     e->spans[e->count].begin = (int64_t)begin;
@@ -28910,7 +28912,7 @@ static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end)
 
 /* ---- the cache ---- */
 
-/* The bytes of a short piece as three words; what lies behind them is cut off. */
+/* The bytes of a short piece as three words, without the bytes after it. */
 static void xdi_encoder_key(const xd_encoder *e, size_t begin, size_t bytes, uint64_t key[3]) {
     static const uint8_t mask[2 * XDI_ENCODER_KEY] = { 255, 255, 255, 255, 255, 255, 255, 255,
                                                        255, 255, 255, 255, 255, 255, 255, 255,
@@ -28947,7 +28949,7 @@ static bool xdi_encoder_recall(xd_encoder *e, const xdi_cached *c, const uint64_
     return true;
 }
 
-/* Remembers the tokens from `first` on, when they tile the piece. */
+/* Caches the tokens from `first` on, if they cover the piece without gap or overlap. */
 static void xdi_encoder_remember(const xd_encoder *e, xdi_cached *c, const uint64_t key[3], size_t begin,
                                  size_t bytes, int64_t first) {
     const int64_t count = e->count - first;
@@ -28999,7 +29001,7 @@ static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) 
     return count;
 }
 
-/* What a character without a token becomes: its bytes, the unknown token, or nothing. */
+/* The tokens of a character without a token: its bytes, the unknown token, or none. */
 static size_t xdi_encoder_unknown(xd_encoder *e, size_t count, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     bool bytes = t->byte_fallback;
@@ -29034,15 +29036,15 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     return count;
 }
 
-/* The merge of two neighbours: its rank, INT32_MAX when there is none, and what it makes. */
+/* The merge of two neighbours: its rank, INT32_MAX when there is none, and its result. */
 static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
     const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
 
-/* The lowest of count > 0 ranks, the leftmost among equals. Even and odd places take turns, so that a comparison need not
- * wait for the one before. */
+/* The lowest of count > 0 ranks, the leftmost among equals. Two minima, of even and of odd indices, so that a comparison
+ * need not wait for the one before. */
 static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     size_t even = 0, odd = count > 1 ? 1 : 0;
     for (size_t i = 2; i + 1 < count; i += 2) {
@@ -29053,7 +29055,7 @@ static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     return ranks[odd] < ranks[even] || (ranks[odd] == ranks[even] && odd < even) ? odd : even;
 }
 
-/* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
+/* The lowest rank first, the leftmost among equals, by a scan of all pairs for each merge. */
 static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
     for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
@@ -29143,7 +29145,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
     return XD_OK;
 }
 
-/* Merges symbols, all of which may be part of a merge, and puts out what is left. */
+/* Merges symbols, all of which may be part of a merge, and appends the resulting tokens. */
 static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
     if (count > XDI_ENCODER_SHORT)
         XD_TRY(xdi_encoder_merge_long(e, s, count, &count));
@@ -29153,7 +29155,7 @@ static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t coun
     return XD_OK;
 }
 
-/* Merges a piece that the cache does not know: what is between symbols of no merge, each by itself. */
+/* Merges a piece that is not in the cache: each run between symbols that are part of no merge, separately. */
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
@@ -29188,8 +29190,8 @@ static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
     return XD_OK;
 }
 
-/* A piece as the splits cut it; where no merge crosses a blank it may be cut before each, and words are in
- * the cache. */
+/* A piece from the splits; if no merge crosses a blank it is divided before each blank, so that the cache holds
+ * words. */
 static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
     if (!e->tokenizer->cuts_at_mark) return xdi_encoder_piece(e, begin, end);
     const uint8_t *text = e->text;
@@ -29215,14 +29217,14 @@ static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
 
 static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end);
 
-/* A piece of a split that goes on to the next one; empty pieces are nothing. */
+/* Passes a piece of a split to the next split; empty pieces are dropped. */
 static xd_result xdi_encoder_next(xd_encoder *e, int stage, size_t begin, size_t end) {
     if (begin >= end) return XD_OK;
     if (stage + 1 < e->tokenizer->split_count) return xdi_encoder_split(e, stage + 1, begin, end);
     return xdi_encoder_cut(e, begin, end);
 }
 
-/* What waits for its neighbour: the text from `at` on, SIZE_MAX for nothing. */
+/* Text that may be joined to its neighbour: from `at` on; SIZE_MAX: none. */
 typedef struct xdi_held {
     size_t at;
     bool match;
@@ -29266,8 +29268,8 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 
 /* ---- a text without added tokens ---- */
 
-/* Turns the places of the tokens from `first` on from the changed text into the original. Most lie in the run of
- * the one before, which is a shift where it is linear. */
+/* Converts the spans of the tokens from `first` on from the changed text to the original. Most are in the same run as
+ * the token before, which is a constant shift if the run is linear. */
 static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
     size_t run = 0;
     for (int64_t i = first; i < e->count; i++) {
@@ -29349,7 +29351,7 @@ static bool xdi_encoder_is_space(const xd_encoder *e, const uint8_t *at, const u
     return xdi_unicode_space_mask() >> category & 1u;
 }
 
-/* Does a token that must be a word of its own stand alone? Others always do. */
+/* Is a token that must be a single word surrounded by no word characters? True for all other tokens. */
 static bool xdi_encoder_is_apart(const xd_encoder *e, const xdi_added *added, const xdi_text_view *view,
                                  size_t begin, size_t end) {
     const uint8_t *text = view->bytes, *const stop = text + view->length;
@@ -29420,8 +29422,8 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
 
-/* Cuts added tokens out of a view and hands on what is between them: those of list 0 are matched in the text
- * as it was given, those of list 1 in the normalised text. `runs` has room for those of a part. */
+/* Takes added tokens out of a view and passes on the text between them: those of list 0 are matched in the original
+ * text, those of list 1 in the normalised text. `runs` has memory for the runs of a part. */
 static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view *view, xdi_text_run *runs) {
     size_t begin, end, run = 0;
     for (size_t at = 0; at < view->length; at = end) {
@@ -29441,14 +29443,14 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
 
 /* ---- around the text ---- */
 
-/* Puts out `count` special tokens of the place `at` of the text. */
+/* Appends `count` special tokens with an empty span at offset `at` of the text. */
 static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
     XD_TRY(xdi_encoder_reserve(e, (size_t)count));
     for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
     return XD_OK;
 }
 
-/* What the tokens are, once they are all there. */
+/* The roles of the tokens, when all of them are known. */
 static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     const xd_tokenizer *t = e->tokenizer;
     const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;
@@ -29512,7 +29514,7 @@ typedef struct xdi_hf_loader {
     const xd_json *root, *model, *vocab, *merges, *added;
     xd_tokenizer *t;
     bool byte_level;     /* a pre-tokenizer spells bytes as characters, and so does the vocabulary */
-    bool finished_split; /* ... it has come: nothing may follow */
+    bool finished_split; /* ... it was found: nothing may follow */
     bool marks;          /* blanks are written as U+2581 */
     uint8_t *buffer;     /* of one spelling or one joined pair */
     size_t buffer_bytes;
@@ -29832,7 +29834,7 @@ static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const
     return XD_OK;
 }
 
-/* {"Sequence": {"id": "A"}}, the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
+/* {"Sequence": {"id": "A"}}: the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
 static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stage, const xd_json *piece,
                                            bool *behind) {
     const xd_json *text = xd_json_find(piece, "Sequence"), *token = xd_json_find(piece, "SpecialToken");
@@ -29874,7 +29876,7 @@ static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
     return XD_OK;
 }
 
-/* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
+/* ["[CLS]", id] before the text and ["[SEP]", id] after it. */
 static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
     XD_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
     return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
@@ -29894,7 +29896,7 @@ static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stag
         return XD_OK;
     }
     if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
-    if (l->t->before + l->t->behind > 0)            /* what the package makes of it has no meaning */
+    if (l->t->before + l->t->behind > 0)            /* the result of the reference has no meaning here */
         xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
     if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
     if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
@@ -29956,7 +29958,7 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item)) {
         length = 0;
         (void)xd_json_string(xd_json_find(item, "content"), &length);
-        *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
+        *bytes += 8 * length; /* once unchanged, and once more with memory to grow by normalisation */
         if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
     }
     XD_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
@@ -30023,7 +30025,7 @@ XD_PRIVATE xd_result xdi_tokenizer_load_json(xd_ctx *ctx, const xdi_tokenizer_fi
 #include <stdio.h>
 #include <string.h>
 
-/* Vocabularies as bytes with a rank each, merged by the rank of what two neighbours make together: the rank
+/* Vocabularies as bytes with a rank each, merged by the rank of the concatenation of two neighbours: the rank
  * files of tiktoken and the Tekken files of Mistral. */
 
 /* ---- base64 ---- */
@@ -30228,8 +30230,7 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     for (;;) {
         XD_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
-        if (length == 1 && *base64 == '=')
-            continue; /* no bytes: an id that is kept free, as Whisper's file has it */
+        if (length == 1 && *base64 == '=') continue; /* no bytes: an unused id, as in Whisper's file */
         XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
                    "rank file: line %lld is not base64", (long long)line);
         XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
@@ -30422,8 +30423,8 @@ XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_
 
 #include <string.h>
 
-/* SentencePiece models of type BPE: a protobuf of pieces with scores, and what the trainer and the normaliser
- * were told. Merges are by score: whichever two neighbours make the piece of the highest one. */
+/* SentencePiece models of type BPE: a protobuf of pieces with scores, and the settings of trainer and normaliser.
+ * Merges are by score: the two neighbours whose concatenation is the piece with the highest score. */
 
 /* ---- protobuf ---- */
 
@@ -30657,8 +30658,8 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     }
 }
 
-/* The control piece of a name, -1 when there is none: the package goes by the names too, and never looks at
- * the ids that stand beside them. */
+/* The control piece with a name, -1 when not found: the reference uses the names too, and ignores
+ * the ids in the same message. */
 static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
     const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
     return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
@@ -30758,12 +30759,12 @@ static bool xdi_format_is_ranks(const xdi_tokenizer_file *file) {
 
 typedef struct xdi_tokenizer_format {
     const char *name;
-    bool has_pattern; /* of its own: the desc's preset and pattern are for others */
+    bool has_pattern; /* it has a pattern: the desc's preset and pattern are for other formats */
     bool (*is)(const xdi_tokenizer_file *file);
     xdi_tokenizer_loader load;
 } xdi_tokenizer_format;
 
-/* The first one that says yes. */
+/* The first format that recognises the file. */
 static const xdi_tokenizer_format xdi_tokenizer_formats[] = {
     { "Tekken file", true, xdi_format_is_tekken, xdi_tokenizer_load_tekken },
     { "tokenizer.json", true, xdi_format_is_json, xdi_tokenizer_load_json },
@@ -30781,7 +30782,7 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
     return format->load(ctx, file, d, out);
 }
 
-/* The first byte that is no white space tells JSON. */
+/* JSON is recognised by the first byte that is not white space. */
 static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd_json **root) {
     size_t at = 0;
     xd_json_desc limits;
@@ -32867,8 +32868,8 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment) {
 
 /* >>align/align_bytes.c */
 
-/* A sweep over both sides at once. A side stands behind a token; the bytes between what its tokens have
- * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
+/* A sweep over both sides at once. Each side is between two tokens; the bytes from the end of its covered bytes to the
+ * beginning of its next token are in no token, so any offset in that gap is a boundary of the side.
  * Where the boundaries of both sides meet, a chunk ends. */
 
 #include <string.h>
@@ -32896,7 +32897,7 @@ static int xdi_sweep_role(const xdi_sweep_side *s) {
     return s->in->roles && span.begin == span.end ? s->in->roles[s->next] : (int)XD_TOKEN_TEXT;
 }
 
-/* Where the next token begins; the end of all text when the document has no more. */
+/* Offset where the next token begins; the end of all text when the document has no further token. */
 static int64_t xdi_sweep_gap_end(const xdi_sweep_side *s) {
     return s->next < s->limit ? s->in->spans[s->next].begin : INT64_MAX;
 }
@@ -32954,8 +32955,8 @@ static void xdi_sweep_close(xdi_sweep *x, bool exact) {
     }
 }
 
-/* Tokens without bytes at a common boundary: the same role on both sides is a pair, anything else stands
- * alone. */
+/* Tokens without bytes at a common boundary: the same role on both sides is a pair, any other token is a one-sided
+ * chunk. */
 static bool xdi_sweep_special(xdi_sweep *x) {
     const int s = xdi_sweep_role(&x->side[0]), t = xdi_sweep_role(&x->side[1]);
     if (s == (int)XD_TOKEN_TEXT && t == (int)XD_TOKEN_TEXT) return false;
@@ -32966,7 +32967,7 @@ static bool xdi_sweep_special(xdi_sweep *x) {
     return true;
 }
 
-/* Both sides have a boundary, and the gaps behind what they cover have a place in common. */
+/* Both sides have a boundary, and the gaps after their covered bytes overlap. */
 static bool xdi_sweep_meet(const xdi_sweep *x) {
     const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
     return xdi_sweep_at_boundary(s) && xdi_sweep_at_boundary(t) && s->covered <= xdi_sweep_gap_end(t) &&
@@ -32984,7 +32985,7 @@ static void xdi_sweep_document(xdi_sweep *x) {
             xdi_sweep_close(x, xdi_sweep_same(x));
             if (xdi_sweep_special(x)) continue;
         }
-        /* the side that is behind goes on; when it has no more, the other one */
+        /* the side that is behind advances; when it has no further token, the other side */
         const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
         xdi_sweep_take(student ? s : t);
     }
@@ -33023,7 +33024,7 @@ static bool xdi_sweep_countable(const xd_align_side *side) {
     return side->count >= 0 && side->count < INT32_MAX;
 }
 
-/* The first token that is not as it should be, -1 without one. */
+/* The first invalid token, -1 if all are valid. */
 static int64_t xdi_sweep_bad(const xd_align_side *side) {
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
@@ -33054,7 +33055,7 @@ static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_s
                    (long long)i, (int)side->documents[i], (int)side->documents[i - 1]);
 }
 
-/* Room for every chunk that there may be: each has a token. */
+/* Memory for the maximum number of chunks: each has at least one token. */
 static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out) {
     const size_t most = (size_t)student->count + (size_t)teacher->count;
@@ -33064,7 +33065,7 @@ static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const
     return XD_OK;
 }
 
-/* Sides that are as they should be, into a room for their chunks. */
+/* Aligns valid sides into memory for their chunks. */
 static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *teacher, xd_alignment *out,
                             xd_align_report *report) {
     xdi_sweep x;
@@ -33091,7 +33092,7 @@ XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const
 
 /* ---- a batch ---- */
 
-/* Jobs [begin, end); where a side is not as it should be, the count of chunks becomes -1. */
+/* Jobs [begin, end); where a side is invalid, the count of chunks becomes -1. */
 static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot) {
     xd_align_job *jobs = (xd_align_job *)argument;
     (void)slot;
@@ -33104,7 +33105,7 @@ static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot)
     }
 }
 
-/* The error of a job, which is checked once more to have it in words. */
+/* The error of a job: checks it once more to get the message. */
 static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64_t i) {
     xd_result result = xdi_sweep_check(ctx, "student", &job->student);
     if (result == XD_OK) result = xdi_sweep_check(ctx, "teacher", &job->teacher);
@@ -33113,7 +33114,7 @@ static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64
 }
 
 static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
-    int64_t refused = count; /* jobs from this one on are not looked at: the first error counts */
+    int64_t refused = count; /* jobs from this one on are not checked: the first error is reported */
     for (int64_t i = 0; i < refused; i++) {
         if (!xdi_sweep_countable(&jobs[i].student) || !xdi_sweep_countable(&jobs[i].teacher)) refused = i;
         if (i < refused) XD_TRY(xdi_sweep_room(ctx, &jobs[i].student, &jobs[i].teacher, &jobs[i].out));
@@ -33142,7 +33143,7 @@ struct xd_votes {
     int64_t student_size, teacher_size;
     xd_vote *cells; /* [capacity]; the first `read` are sorted and unique */
     int64_t count, capacity, read;
-    int32_t *exact; /* [student_size] teacher id that has the student id for itself; -1: none */
+    int32_t *exact; /* [student_size] the only teacher id of a student id (xd_votes_set_exact); -1: none */
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
@@ -33273,7 +33274,7 @@ static int64_t xdi_votes_key(const xd_vote *cell, bool by_student) {
     return by_student ? cell->student_id : cell->teacher_id;
 }
 
-/* Stable counting sort by one of the two ids. begin has room for its vocabulary + 1. */
+/* Stable counting sort by one of the two ids. begin has vocabulary + 1 elements. */
 static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, bool by_student, int64_t size,
                             int64_t *begin) {
     memset(begin, 0, (size_t)(size + 1) * sizeof *begin);
@@ -33363,8 +33364,8 @@ static int xdi_special_longest(const char *a, const char *b, const xdi_special_r
     return best;
 }
 
-/* Characters in common: those of the longest run, and of what is left of it and right of it. The parts that
- * wait are disjoint and not empty, so there are never more of them than characters. */
+/* Characters in common: those of the longest run, and of the parts left and right of it. The parts that
+ * wait are disjoint and not empty, so there are at most as many as characters. */
 static int xdi_special_common(const char *a, int n, const char *b, int m) {
     xdi_special_range waiting[XDI_SPECIAL_MOST + 2];
     int count = 1, common = 0;
@@ -33443,7 +33444,7 @@ static bool xdi_special_is(xd_text text) {
            text.data[text.size - 1] == '>';
 }
 
-/* Puts a pair into the descending list of one student token, behind its equals. */
+/* Inserts a pair into the descending list of one student token, after equal ones. */
 static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most, xd_special_pair pair) {
     int64_t at = n;
     while (at > 0 && list[at - 1].similarity < pair.similarity) at--;
@@ -33518,7 +33519,7 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows) {
     memset(rows, 0, sizeof *rows);
 }
 
-/* The number bf16 has for a value. */
+/* A value rounded to bf16. */
 static float xdi_mapping_narrow(float value) {
     return xd_f32_from_bf16(xd_bf16_from_f32(value));
 }
@@ -33567,7 +33568,7 @@ static void xdi_mapping_offer(xdi_mapping_best *best, int32_t id, float weight) 
 
 /* ---- from votes ---- */
 
-/* Free slots hold the lowest ids that the row does not have. */
+/* Unused entries get the lowest ids that the row does not have. */
 static void xdi_mapping_fill(xdi_mapping_best *best, int64_t teacher_size) {
     for (int32_t id = 0; best->count < best->k && id < teacher_size; id++) {
         bool taken = false;
@@ -33761,7 +33762,7 @@ static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
+/* What rows are made from: similarities, or embeddings and memory for one row of similarities per thread. */
 typedef struct xdi_mapping_similar {
     const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
     float *cosines;                   /* [threads, columns] */
@@ -33951,7 +33952,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
 
 /* ---- the exact map ---- */
 
-/* Place of the row's largest weight, the first stored among equals. */
+/* Index of the row's largest weight, the first stored among equals. */
 static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
     int64_t best = r * rows->k;
     for (int64_t i = best + 1; i < (r + 1) * rows->k; i++)
@@ -34183,7 +34184,7 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
     return (int64_t)xdi_projfile_get(f->row_begin + 8 * s, 8);
 }
 
-/* Form, version, checksum, and sizes that make up exactly the file's length. */
+/* Format, version, checksum, and sizes that add up to the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
     XD_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
                f->path, bytes, (int)XDI_PROJFILE_HEADER);
@@ -34327,7 +34328,7 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
 
 /* ---- rows ---- */
 
-/* Puts an entry behind those of the same weight or more, into a list of at most k; free places have id -1. */
+/* Inserts an entry after those of equal or larger weight, into a list of at most k; unused entries have id -1. */
 static void xdi_projfile_insert(int32_t *ids, float *weights, int64_t k, int32_t id, float weight) {
     int64_t at = 0;
     while (at < k && ids[at] >= 0 && weights[at] >= weight) at++;
@@ -34368,7 +34369,7 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 
 /* >>align/chunks.c */
 
-/* Sums and averages over the chunks of sequences, and the cells that exact sums are kept in. */
+/* Sums and averages over the chunks of sequences, and the cells of exact sums. */
 
 #include <string.h>
 
@@ -34491,7 +34492,7 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project.c */
 
-/* Probabilities through a projection matrix, backwards as well, and matrices in memory of a device. */
+/* Probabilities through a projection matrix, its vector-Jacobian product, and matrices in device memory. */
 
 #include <string.h>
 
@@ -34554,7 +34555,7 @@ XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *
 
 /* ---- products ---- */
 
-/* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
+/* One call. On a device `m` and `columns` are in device memory, where needed as copies for the call. */
 typedef struct xdi_project_call {
     xd_ctx *ctx;
     const xd_kernels *kernels;
@@ -34570,7 +34571,7 @@ typedef struct xdi_project_call {
     int64_t tile;
 } xdi_project_call;
 
-/* Columns in memory of a device cannot be looked at. */
+/* Columns in device memory cannot be checked. */
 static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
                                            int64_t k) {
     XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
@@ -34588,7 +34589,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
     return XD_OK;
 }
 
-/* Brings to the device what is not there. */
+/* Copies to the device what is in host memory. */
 static xd_result xdi_project_bring(xdi_project_call *p) {
     const xd_device_ops *memory = &p->kernels->memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
@@ -34604,7 +34605,7 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
     return memory->synchronize(&p->launch);
 }
 
-/* Checks and memory on this rank alone; to be closed in any case. */
+/* Local checks and memory; to be closed in any case. */
 static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
                                   const xd_rows *rows, xdi_project_call *p) {
     const xd_projection *projection = d->projection;
@@ -34711,7 +34712,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
 #ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build.c */
 
-/* A projection from two tokenizers: every token's bytes through the other one. */
+/* A projection from two tokenizers: every token's bytes are encoded by the other tokenizer. */
 
 #include <stdio.h>
 #include <string.h>
@@ -34752,7 +34753,7 @@ static bool xdi_build_is_text(xd_token token) {
            token.kind != XD_TOKEN_KIND_UNKNOWN;
 }
 
-/* The teacher's token that is the same as a student's; -1 when there is none. */
+/* The teacher's token that equals a student's; -1 when not found. */
 static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     char name[XDI_BUILD_MOST_NAME];
     if (token.length == 0) return -1;
@@ -34764,8 +34765,8 @@ static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     return xd_tokenizer_find_special(teacher, name);
 }
 
-/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a
- * piece reaches over both. */
+/* Pieces after a guard byte, so that anything a tokenizer puts before a text is put before the guard. False when a
+ * piece includes both the guard and a byte of the token. */
 static bool xdi_build_behind_guard(const xd_encoding *e, xdi_build_pieces *out) {
     int64_t first = 0;
     while (first < e->count && e->spans[first].begin < 1) {
@@ -34797,7 +34798,7 @@ static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_buil
 
 /* ---- votes ---- */
 
-/* The first pieces that can be voted for, and how many of the token's bytes they have. */
+/* The first pieces that can get votes, and the number of the token's bytes in them. */
 static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces *pieces, int32_t *ids,
                               int64_t *bytes) {
     int64_t n = 0, end = pieces->origin;
@@ -34973,7 +34974,7 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-/* The options in force, checked, and the hashes of the tokenizers. */
+/* The options with their defaults, checked, and the hashes of the tokenizers. */
 static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
     const xd_projection_options usual = xd_projection_defaults();
     memset(out, 0, sizeof *out);
@@ -34998,7 +34999,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
     b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
-    xdi_build_end(&b); /* the votes make room for the matrix */
+    xdi_build_end(&b); /* frees the votes before the matrix is allocated */
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
                                          b.info[XDI_BUILD_TEACHER].size, out);
@@ -35012,7 +35013,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Asked before reading, so that an empty cache is no failure in the log. */
+/* Checked before reading, so that a missing file is not logged as an error. */
 static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;
@@ -35062,7 +35063,7 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
 /* >>teacher/internal */
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
-/* How far probabilities in 8 bits may be from a sum of 1, and a little more. */
+/* Tolerance for the sum of probabilities stored in 8 bits: the rounding error and a small margin. */
 #define XDI_CACHE_SLACK 0.05
 
 enum {
@@ -35086,7 +35087,7 @@ typedef struct xdi_cache_form {
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc);
 
-/* Is this, defaults filled in, something that a file can hold? Failures have the given code. */
+/* Can a file hold this desc, defaults filled in? Errors have the given code. */
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code);
 
@@ -35116,7 +35117,7 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
 
 struct xd_teacher_cache {
     xd_ctx *ctx;
-    char *path; /* for messages; behind the struct, in the same allocation */
+    char *path; /* for messages; after the struct, in the same allocation */
     const unsigned char *file;
     uint64_t bytes;
     intptr_t handle;
@@ -35127,7 +35128,7 @@ struct xd_teacher_cache {
     char name[XD_CACHE_NAME_BYTES];
 };
 
-/* ---- the form ---- */
+/* ---- the format ---- */
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
     xdi_cache_form f;
@@ -35174,7 +35175,7 @@ static uint64_t xdi_cache_get(const unsigned char *at, int bytes) {
     return value;
 }
 
-/* Steps a nat, and the code of probability 0. */
+/* Steps per nat, and the code of probability 0. */
 static double xdi_cache_steps(const xdi_cache_form *form, bool wide, uint64_t *none) {
     const bool narrow = !wide && form->coding == XD_CACHE_8_BITS;
     *none = narrow ? 255 : 65535;
@@ -35418,7 +35419,7 @@ static xd_teacher_cache *xdi_cache_new(xd_ctx *ctx, const char *path) {
     return c;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object to the caller, or frees it. */
 static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_teacher_cache **out) {
     if (result == XD_OK)
         *out = c;
@@ -35436,7 +35437,8 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
     XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+               c->path, (unsigned long long)c->bytes,
+               (int)XDI_CACHE_HEADER); /* an empty file cannot be mapped */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;
     if (c->mapped) return xdi_cache_check(c, expected);
@@ -35488,14 +35490,14 @@ XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_ca
     return XD_OK;
 }
 
-/* The sum that stands for 1: of the k probabilities and the tail as they are stored. */
+/* The sum to normalise by: of the k probabilities and the tail as they are stored. */
 static double xdi_cache_total(const xd_teacher_cache *c, const unsigned char *position) {
     double total = exp(xdi_cache_wide(c, position + c->form.tail));
     for (int64_t j = 0; j < c->form.k; j++) total += exp(xdi_cache_entry(c, position, j));
     return total;
 }
 
-/* The document that a position lies in. */
+/* The document of a position. */
 static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
     int64_t low = 0, high = c->info.documents;
     while (high - low > 1) {
@@ -35564,7 +35566,7 @@ struct xd_teacher_cache_writer {
     const xd_vocab *vocab;
     xd_vocab *own_vocab; /* where the caller gave none */
     xd_comm *tp;
-    char *path; /* behind the struct, in the same allocation */
+    char *path; /* after the struct, in the same allocation */
     char name[XD_CACHE_NAME_BYTES];
     xd_publish *file; /* rank 0 of tp */
     uint64_t offset;
@@ -35577,7 +35579,7 @@ struct xd_teacher_cache_writer {
 
 enum { XDI_CACHE_COMPLETE = -1, XDI_CACHE_BEGIN = -2 };
 
-/* What a block's positions are made of, beside the block itself. */
+/* What a block's positions are computed from, besides the block. */
 typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
@@ -35765,7 +35767,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     return true;
 }
 
-/* What this shard's columns outside the k add to the tails: those behind the last of the k in their order. */
+/* The contribution to the tails of this shard's columns outside the k: those after the last of the k in their order. */
 static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
     const xd_vocab_info info = xd_vocab_describe(w->vocab);
     for (int64_t row = 0; row < logits->rows; row++) {
@@ -35878,7 +35880,7 @@ static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char
     memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
 }
 
-/* The documents behind the positions, then the header with the checksum of everything. */
+/* The documents after the positions, then the header with the checksum of everything. */
 static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
     unsigned char header[XDI_CACHE_HEADER], entry[XDI_CACHE_DOCUMENT];
     for (int64_t i = 0; i < w->document_count; i++) {
@@ -35938,7 +35940,7 @@ typedef struct xdi_route_piece {
     int64_t from_column, to_column, columns;
 } xdi_route_piece;
 
-/* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
+/* Which rank sends what to which rank in a step; pure. Tables by rank and step have takes + 1 entries per rank. */
 typedef struct xdi_route_plan {
     int ranks, rank;
     int64_t takes;                           /* students' steps */
@@ -35947,26 +35949,26 @@ typedef struct xdi_route_plan {
     int64_t *places;
     int64_t *need;           /* micro-batches a teacher has posted when students take step i */
     int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
-    int64_t *still;          /* the same for this rank's windows alone */
+    int64_t *still;          /* the same for this rank's windows only */
     int64_t *step_begin;     /* [takes + 1] in pieces */
     xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
     int64_t piece_count;
     int *sources, *last_sources, *counts; /* [ranks] scratch */
 } xdi_route_plan;
 
-/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
- * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused. A last line of the head is for the
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches that it has posted, over
+ * all steps; `released` of a student, those that it will not read any more. Each counter has a separate cache line and one
+ * writer. With messages no other rank sees the ring, and the counters are unused. A last line of the head is for the
  * handle of a GPU's rows, see route_node.c.
  *
- * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
- * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
+ * The head and the ids of the slots are host memory, shared by ranks that share rings. Rows are memory of
+ * the contexts' device: on a CPU they follow the ids; on a GPU each teacher rank has a separate block, and
  * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
- * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
- * the host waits for the GPU. A later record of the same event covers the earlier one. */
+ * records before it raises `released`. A rank that has seen a counter makes its stream wait for the event, so the
+ * host does not wait for the GPU. A later record of the same event covers the earlier one. */
 enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
 
-/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
+/* A bit of the counters of a rank that has destroyed its route: it wakes ranks that wait for it. */
 #define XDI_ROUTE_GONE ((uint64_t)1 << 63)
 
 struct xd_route {
@@ -35980,18 +35982,18 @@ struct xd_route {
     bool open;                         /* a slot was handed out and not posted */
     bool holds;                        /* a window was taken and not released */
     uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    uint64_t told;                /* windows that teachers are told are read, at once or behind the stream */
-    uint64_t counted;             /* such windows, as the stream gets there; atomic */
-    xdi_node *node;               /* rings that processes share; NULL: those of threads, or this rank's own */
+    uint64_t told;                     /* windows reported to teachers as read, at once or by the stream */
+    uint64_t counted;                  /* such windows, counted when the stream reaches them; atomic */
+    xdi_node *node;               /* rings that processes share; NULL: rings of threads, or a private ring */
     char **rings;                 /* [ranks] head and ids; NULL where this rank sees none */
     char **rows;                  /* [ranks] the slots' rows; the same */
     size_t *row_bytes, *id_bytes; /* [ranks] of a slot */
-    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    uint8_t *used_by;             /* [ranks] students that read this rank's slots */
     uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
-    void *memory;                 /* of the host: the rings, when they are this rank's own */
+    void *memory;                 /* host memory: the rings, when they are private */
     void *own_rows;               /* of a GPU: this rank's */
     int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
-    bool linked;                  /* all ranks have everybody's links */
+    bool linked;                  /* all ranks have the links of all */
     char *window;                 /* of the device, like send and recv */
     int64_t *window_ids;
     char *send, *recv; /* messages */
@@ -36005,8 +36007,8 @@ struct xd_route {
 XD_PRIVATE bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes);
 XD_PRIVATE bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes);
 XD_PRIVATE bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_t *rows);
-/* route_slots.c: all rings this rank sees behind one another in host memory: of *total bytes, and, on a GPU, *on_device
- * bytes more in other places. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
+/* route_slots.c: all rings that this rank sees, one after the other in host memory: *total bytes, and on a GPU *on_device
+ * bytes of device memory. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
 XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device);
 XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side);
 /* route_slots.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
@@ -36017,44 +36019,44 @@ XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint6
 /* route_slots.c: waits until the counter, which `rank` raises, reaches target. */
 XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
                                      int rank);
-/* route_slots.c: a table's entry of teacher rank r at the students' step `number`, both counted over all steps; and tells
- * teachers that windows before `number` are read. */
+/* route_slots.c: a table's entry of teacher rank r at the students' step `number`, both counted over all steps; and
+ * reports to teachers that windows before `number` are read. */
 XD_PRIVATE uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table);
 XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number);
 
-/* route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
+/* route_memory.c: allocates rings, windows and message buffers for the plan. Collective over
  * the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_place(xd_route *route);
-/* route_memory.c: gives all memory back; rings that others read, when they do not any more. False, and nothing
- * of the route may go, when a GPU does not end and might still count in it. */
+/* route_memory.c: frees all memory; rings that others read, once they do not read them any more. False, and nothing
+ * of the route may be freed, when a GPU does not finish and might still raise its counters. */
 XD_PRIVATE bool xdi_route_leave(xd_route *route);
 /* route_memory.c: events; nothing on a CPU. */
 XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
 XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
 XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
-/* route_memory.c: is the window of this rank's step a part of a slot as it is? */
+/* route_memory.c: can the window of this rank's step be a view into a slot? */
 XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
 
-/* route_node.c: tries to place the rings where the processes of one node see them all: then route->node is
- * there, else the route is not shared. Collective over the ranks with a side. */
+/* route_node.c: tries to place the rings in memory that all processes of one node share: then route->node is
+ * set, else the route is not shared. Collective over the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_share_node(xd_route *route);
 /* route_node.c: do the streams raise the counters? */
 XD_PRIVATE bool xdi_route_is_late(const xd_route *route);
-/* route_node.c: the next post, the next window read, behind what the stream was given so far. */
+/* route_node.c: reports the next post, the next window read, after the work queued on the stream so far. */
 XD_PRIVATE xd_result xdi_route_post_later(xd_route *route);
 XD_PRIVATE xd_result xdi_route_release_later(xd_route *route);
-/* route_node.c: false as xdi_route_leave. */
+/* route_node.c: returns false as xdi_route_leave does. */
 XD_PRIVATE bool xdi_route_leave_node(xd_route *route);
 /* route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
  * Collective over comm; on failure the plan is half-built and to be freed as well. */
 XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);
 XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan);
-/* Slots that a teacher rank needs when students step together. */
+/* Slots that a teacher rank needs when all students take the same step. */
 XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan);
-/* The teacher's slot a window of this rank lies in as it is, by its first piece; NULL when it does not. */
+/* The teacher's slot that a window of this rank is a view into, by its first piece; NULL when it is no view. */
 XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step);
-/* Samples of a half's micro-batch; 0 past the end. */
+/* Samples of a side's micro-batch; 0 past the end. */
 XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch);
 
 /* >>teacher/route_plan.c */
@@ -36063,7 +36065,7 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
 
 #include <string.h>
 
-/* The words a rank tells of itself: five numbers a side, then for each side its samples and its spans. */
+/* The words that describe a rank: five numbers per side, then for each side its samples and its spans. */
 enum { XDI_ROUTE_HALF_WORDS = 5, XDI_ROUTE_HEAD_WORDS = XDI_ROUTE_SIDES * XDI_ROUTE_HALF_WORDS };
 
 static const char *const xdi_route_side_names[XDI_ROUTE_SIDES] = { "teacher", "student" };
@@ -36106,7 +36108,7 @@ static const int64_t *xdi_route_unpack(const int64_t *head, const int64_t *words
     return words + half->sample_count + 2 * half->span_count;
 }
 
-/* All ranks' lists behind one another in plan->words, and where each rank's halves are in them. */
+/* All ranks' lists in plan->words, one after the other, and the offsets of each rank's sides in them. */
 static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const int64_t *heads, int64_t *mine,
                                   int64_t *counts, xdi_route_plan *plan) {
     const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
@@ -36204,7 +36206,7 @@ static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, co
     return XD_OK;
 }
 
-/* ---- who has what ---- */
+/* ---- which rank has which samples ---- */
 
 static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half *b) {
     return a->column_begin == b->column_begin && a->column_end == b->column_end &&
@@ -36212,7 +36214,7 @@ static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half 
            memcmp(a->spans, b->spans, (size_t)a->span_count * sizeof *a->spans) == 0;
 }
 
-/* Layouts, and where each teacher has each sample. */
+/* Layouts, and the index of each sample in each teacher's list. */
 static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         xdi_route_half *half = &plan->halves[XDI_ROUTE_TEACHER][r];
@@ -36224,8 +36226,8 @@ static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     }
 }
 
-/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Of replicas
- * it takes itself, or students spread over them. Returns how many. */
+/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Among replicas
+ * it prefers itself; else students are spread over them. Returns their number. */
 static int xdi_route_sources(const xdi_route_plan *plan, int student, int64_t sample, int *sources) {
     const xdi_route_half *teachers = plan->halves[XDI_ROUTE_TEACHER];
     const bool own = teachers[student].place[sample] >= 0;
@@ -36258,7 +36260,7 @@ static int64_t xdi_route_common_columns(const xdi_route_half *a, const xdi_route
                                  xdi_route_most(a->column_begin, b->column_begin));
 }
 
-/* A run of positions that two halves share, and where it is in the rows of each. */
+/* A run of positions that two sides share, and its first row in each. */
 typedef struct xdi_route_run {
     int64_t a, b;             /* spans to look at next */
     int64_t a_begin, b_begin; /* their first rows */
@@ -36323,7 +36325,7 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
     return xdi_route_least(half->micro_batch, half->sample_count - batch * half->micro_batch);
 }
 
-/* Adds a piece, or lengthens the last one where both sides go on without a gap. */
+/* Adds a piece, or extends the last one if both sides continue without a gap. */
 static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
     xdi_route_piece *last =
         plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
@@ -36374,8 +36376,8 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     }
 }
 
-/* What the sample asks of the teachers' rings. All teachers that hold the sample post it before it is taken,
- * whichever of them it is taken from: ranks that make it together keep in step. */
+/* What the sample requires of the teachers' rings. All teachers that hold the sample post it before it is taken,
+ * whichever of them it is taken from: ranks that compute it together post at the same time. */
 static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
     const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
     const int64_t step = at / window->micro_batch;
@@ -36413,7 +36415,7 @@ static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int 
     return XD_OK;
 }
 
-/* With plan->pieces NULL the pieces are counted; a few more than there will be, as none are joined. */
+/* With plan->pieces NULL the pieces are counted: an upper bound, because none are joined. */
 static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     plan->piece_count = 0;
     for (int64_t step = 0; step < plan->takes; step++) {
@@ -36424,7 +36426,7 @@ static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     return XD_OK;
 }
 
-/* Needs add up over the steps so far; what is first needed, over those to come. */
+/* What must be posted accumulates over the steps so far; the first micro-batch needed, over the steps to come. */
 static void xdi_route_accumulate(xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         int64_t *need = plan->need + r * (plan->takes + 1);
@@ -36487,7 +36489,7 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     return XD_OK;
 }
 
-/* What every rank alike, or this one alone, may fail in. */
+/* Checks and allocations that fail on every rank alike, or on this rank only. */
 static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     XD_TRY(xdi_route_allocate_tables(ctx, d, plan));
@@ -36550,12 +36552,12 @@ XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan) {
 
 /* >>teacher/route_slots.c */
 
-/* The slots of a route, which every other part of it reaches through here: how rings are laid out, where a slot lies, and
- * the counters that teachers and students raise. */
+/* The slots of a route; every other part of it accesses them through this file: the layout of rings, the address of a slot,
+ * and the counters that teachers and students raise. */
 
 /* ---- layout ---- */
 
-/* Adds a block of whole lines, at least one; false when that is too much. */
+/* Adds a block of whole cache lines, at least one; false when the sum is too large. */
 static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
     const size_t lines = bytes / XDI_ROUTE_LINE + 1;
     if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
@@ -36675,10 +36677,10 @@ XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number)
 
 /* ---- rings that processes of one node share ----
  *
- * Heads and ids, and on a CPU rows, lie in memory of the node, laid out as between threads. On a GPU each teacher rank
- * has its rows in memory of its own that others may open, and puts the handle into its head. Events do not go from
- * process to process here: the streams raise the counters, by functions of the host behind the work that they cover. So
- * whoever has seen a counter needs no event, and nobody waits for a GPU but the one who needs what it makes. */
+ * Heads and ids, and on a CPU rows, are in shared memory of the node, with the same layout as between threads. On a GPU
+ * each teacher rank allocates its rows in device memory that others may open, and puts the handle into its head. Events are
+ * not shared between processes: the streams raise the counters, by host functions queued after the work that they cover.
+ * So a rank that has seen a counter needs no event, and a rank waits for a GPU only if it needs that GPU's results. */
 
 static bool xdi_route_reads(const xd_route *route, int teacher) {
     for (int64_t i = 0; i < route->plan.piece_count; i++)
@@ -36692,7 +36694,7 @@ static xd_device_handle *xdi_route_handle(const xd_route *route, int teacher) {
                                         XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1));
 }
 
-/* Makes this rank's rows; false when others could not open them. */
+/* Allocates this rank's rows; false when others could not open them. */
 static bool xdi_route_offer_rows(xd_route *route) {
     const int me = route->plan.rank;
     const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
@@ -36761,7 +36763,7 @@ static void xdi_route_count_post(void *user) {
     __atomic_fetch_add(xdi_route_posted(route, route->plan.rank), 1, __ATOMIC_RELEASE);
 }
 
-/* Windows are told in order, from 0. */
+/* Windows are reported in order, from 0. */
 static void xdi_route_count_read(void *user) {
     xd_route *route = (xd_route *)user;
     xdi_route_release_before(route, __atomic_fetch_add(&route->counted, 1, __ATOMIC_RELAXED));
@@ -36779,7 +36781,7 @@ XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
 
 /* ---- leaving ---- */
 
-/* Waits until nobody has this rank's rows open; false when that is not sure. */
+/* Waits until no other process has this rank's rows open; false when that is not certain. */
 static bool xdi_route_wait_closed(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };
@@ -36823,7 +36825,7 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
 
 /* >>teacher/route_memory.c */
 
-/* The memory of a route: where its rings are placed and given back, its events, windows and messages. */
+/* The memory of a route: its rings, events, windows and message buffers. */
 
 #include <string.h>
 #include <time.h>
@@ -36871,7 +36873,7 @@ static xd_result xdi_route_place_rings(xd_route *route) {
  *
  * What ranks know of one another: link 0 is the address of a rank's rows, 1 + i the event of its slot i, slots + 1
  * that of its reads. Threads of a process share addresses. Events live until the last rank has left, because others
- * may wait for them after their rank has gone. */
+ * may wait for them after their rank has left. */
 
 static int64_t *xdi_route_link(const xd_route *route, int rank, int64_t i) {
     return route->links + rank * ((int64_t)route->d.slots + 2) + i;
@@ -36927,7 +36929,7 @@ XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, u
     return route->kernels->memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
 }
 
-/* What this rank has launched so far is all that reads the slots it is about to release. */
+/* Records that all kernels reading the slots to be released have been launched so far. */
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
@@ -36962,7 +36964,7 @@ static void xdi_route_say_goodbye(const xd_route *route) {
             __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
 }
 
-/* Waits until nobody reads this rank's rows; false when that is not sure. */
+/* Waits until no rank reads this rank's rows; false when that is not certain. */
 static bool xdi_route_wait_readers(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };
@@ -36979,7 +36981,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
     return route->kernels->memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
 }
 
-/* False when this rank's rows may still be read: then they are not given back. */
+/* False when this rank's rows may still be read: then they are not freed. */
 static bool xdi_route_part(const xd_route *route) {
     const int ranks = route->plan.ranks;
     if (!route->links) return true;
@@ -36996,7 +36998,7 @@ static bool xdi_route_part(const xd_route *route) {
 
 /* ---- windows and messages ---- */
 
-/* The most that one step sends and takes, in elements, and in samples with ids. */
+/* The maximum that one step sends and takes, in elements, and in samples with ids. */
 typedef struct xdi_route_traffic {
     int64_t sent, taken, sent_ids, taken_ids;
 } xdi_route_traffic;
@@ -37037,7 +37039,7 @@ static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
     return (char *)route->kernels->memory.allocate(route->ctx, bytes + 1);
 }
 
-/* The window, unless every one of them is a view; and what messages are made in. */
+/* Memory of the window, unless every window is a view; and the message buffers. */
 static xd_result xdi_route_place_buffers(xd_route *route) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
     const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
@@ -37201,8 +37203,8 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
     if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
 }
 
-/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
- * later window needs. That can be more than was ever read, so it is told before the first window too. */
+/* Reports to the teachers that windows before `number`, counted over all steps, are read: they may reuse slots that no
+ * later window needs. Some slots may never be needed, so this is reported before the first window too. */
 static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
     XD_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
     route->told = number;
@@ -37276,7 +37278,7 @@ XD_API void xd_route_destroy(xd_route *route) {
     xd_release(route->ctx, route);
 }
 
-/* ---- where a rank stands ---- */
+/* ---- progress of a rank ---- */
 
 static const xdi_route_half *xdi_route_own(const xd_route *route, int side) {
     return &route->plan.halves[side][route->plan.rank];
@@ -37303,9 +37305,9 @@ XD_API xd_route_info xd_route_describe(const xd_route *route) {
     return info;
 }
 
-/* ---- pieces ---- */
+/* ---- pieces: the rectangles of the plan ---- */
 
-/* The piece's rectangle in rows of a stride, from a place in them. */
+/* The piece's rectangle in rows of a stride, from an element of them. */
 static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtype dtype, int64_t stride,
                                    int64_t row, int64_t column) {
     xd_rows rows;
@@ -37373,7 +37375,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
     return XD_OK;
 }
 
-/* Counts become places, in rank order. */
+/* Turns counts into offsets, in rank order. */
 static void xdi_route_begins(int64_t *counts, int ranks) {
     int64_t sum = 0;
     for (int r = 0; r < ranks; r++) {
@@ -37408,8 +37410,8 @@ static xd_result xdi_route_exchange(xd_route *route) {
     return xdi_route_unpack_step(route, begin, end, in, ids_in);
 }
 
-/* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
- * before its first exchange, so that nobody waits in the last post for a step that may never begin. */
+/* The steps that a rank without a student side has completed: at least one micro-batch of a step is posted
+ * before its first exchange, so that no rank waits in the last post for a step that may never begin. */
 static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
@@ -37421,16 +37423,16 @@ static xd_result xdi_route_catch_up(xd_route *route) {
     }
 }
 
-/* ---- a teacher's turn ---- */
+/* ---- the teacher's side ---- */
 
-/* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
+/* Waits until a student has released `target` micro-batches; the stream then waits for the student's kernels. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
     const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
     XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
 
-/* Is the slot of the next micro-batch free of what it held before? */
+/* Have the students released the previous contents of the next micro-batch's slot? */
 static xd_result xdi_route_wait_slot(xd_route *route) {
     const int me = route->plan.rank;
     const uint64_t slots = (uint64_t)route->d.slots;
@@ -37525,14 +37527,14 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     return xd_route_post(route);
 }
 
-/* ---- a student's turn ---- */
+/* ---- the student's side ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
-/* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
+/* Waits for the pieces of the step in the order of the plan and copies each, unless the window is a view. */
 static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round, bool view) {
     const xdi_route_plan *plan = &route->plan;
     for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
@@ -37552,7 +37554,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
     return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
 }
 
-/* The window as a part of the slot it lies in. */
+/* The window as a view into its slot. */
 static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
     const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
@@ -37607,11 +37609,11 @@ XD_API xd_result xd_route_release(xd_route *route) {
 
 /* >>teacher/columns.c */
 
-/* The columns of a teacher's logits that a sample keeps. */
+/* The columns of a teacher's logits that are selected for a sample. */
 
 #include <string.h>
 
-/* What one call holds, in memory of the device. */
+/* Memory of one call, on the device. */
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;
@@ -43536,4 +43538,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 17cef64c3663d543235b7f71af7fa05a34a6159c733c83bf8f71b130ab27d57e */
+/* xdistill sha256 8b50d6a5a2cb6b0211155eb319cf0fb77ce327830f99216b542b34c5d9869d9c */

@@ -217,8 +217,8 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * (PROJECTED, CACHED), or a few per chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
  * on one rank of the sequence is computed by that rank only and exchanged over the vocabulary only; other chunks involve
  * every rank of the sequence, so it is best to split a sequence into contiguous intervals. Besides the workspace, row
- * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
- * for every split of vocabulary, positions and sequences.
+ * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the
+ * same bits for every split of vocabulary, positions and sequences.
  *
  * On a GPU all kinds are supported, also together. The work is queued on the context's stream, and the host
  * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each LIKELIHOOD teacher

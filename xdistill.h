@@ -41103,8 +41103,8 @@ static int xdi_canonical_put(char *out, uint32_t point) {
     return 2;
 }
 
-/* The code point at text[*at], which moves behind it. Vocabulary strings are UTF-8; a stray byte counts as
- * one. */
+/* The code point at text[*at]; *at moves after it. Vocabulary strings are UTF-8; an invalid byte counts as
+ * a code point. */
 static uint32_t xdi_canonical_next(const char *text, int64_t size, int64_t *at) {
     const unsigned char *p = (const unsigned char *)text + *at;
     const int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC0 ? 1 : 0;
@@ -41251,8 +41251,8 @@ static int64_t xdi_canonical_artifact(xd_text first, xd_text second, char *out) 
     return 0;
 }
 
-/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, and stay
- * so. */
+/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, for parity
+ * here too. */
 static int xdi_canonical_value(uint32_t point) {
     if (point < 256) return (int)point;
     if (point >= 0x11C && point <= 0x11F) return (int)point - 256;
@@ -41264,7 +41264,7 @@ static int xdi_canonical_value(uint32_t point) {
 /* Tokens that may be pieces of one character. */
 typedef struct xdi_canonical_run {
     unsigned char bytes[4];
-    int64_t count; /* bytes so far, also beyond the four that are kept */
+    int64_t count; /* bytes so far, also those after the four that are stored */
     bool space;    /* the first token has the marker */
 } xdi_canonical_run;
 
@@ -41410,8 +41410,8 @@ enum {
     XDI_DP_ONE_TEACHER = XDI_DP_ONE_STUDENT + XDI_DP_MOST_COMBINATION
 };
 
-/* One side: the canonical tokens, and their canonical forms again, by which pairs are judged. Tokens lie one
- * behind the other in memory, so a run of them is one string. */
+/* One side: the canonical tokens, and their canonical forms again, by which pairs are compared. Tokens are
+ * contiguous in memory, so a run of them is one string. */
 typedef struct xdi_dp_side {
     xd_canonical tokens, again;
 } xdi_dp_side;
@@ -41472,7 +41472,7 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 /* The best way into one cell; a later candidate must be strictly better. */
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
-    const int64_t si = x->s0 + i, tj = x->t0 + j; /* behind the token of this cell */
+    const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
     const int32_t *above = xdi_dp_row(dp, x, i - 1);
     int32_t *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
@@ -41580,7 +41580,7 @@ static int64_t xdi_dp_unique(const xd_canonical *side, xdi_dp_triple *triples) {
     return unique;
 }
 
-/* match[i] = teacher place of the candidate that begins at student token i, or -1. */
+/* match[i] = teacher index of the candidate that begins at student token i, or -1. */
 static void xdi_dp_candidates(const xdi_dp *dp, xdi_dp_triple *s, xdi_dp_triple *t, int32_t *match) {
     const int64_t n = xdi_dp_unique(&dp->student.tokens, s), m = xdi_dp_unique(&dp->teacher.tokens, t);
     for (int64_t i = 0; i < dp->student.tokens.count; i++) match[i] = -1;
@@ -41598,8 +41598,8 @@ static bool xdi_dp_free_run(const unsigned char *used, int64_t at) {
     return true;
 }
 
-/* Candidates in student order: one that overlaps a kept one falls, then one that goes back on the teacher's
- * side. Writes student and teacher places, returns how many. */
+/* Candidates in student order: one that overlaps an accepted one is dropped, then one that goes back on the teacher's
+ * side. Writes student and teacher indices, returns their number. */
 static int64_t xdi_dp_choose(const xdi_dp *dp, const int32_t *match, unsigned char *used_s,
                              unsigned char *used_t, xdi_dp_pair *anchors) {
     int64_t kept = 0, last = -1;
@@ -41754,7 +41754,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
 
 /* ---- the whole ---- */
 
-/* Room behind one block of memory for `count` tokens of `bytes` bytes in all. */
+/* One block of memory for `count` tokens of `bytes` bytes in total. */
 static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_canonical *out) {
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
@@ -41767,7 +41767,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
     return XD_OK;
 }
 
-/* Strings as they are. */
+/* Strings unchanged. */
 static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
     const xd_text *tokens = all.texts;
     const int64_t count = all.count;
@@ -43538,4 +43538,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8b50d6a5a2cb6b0211155eb319cf0fb77ce327830f99216b542b34c5d9869d9c */
+/* xdistill sha256 c02bbc99096fe99d450540ded658a13153f6f469c391f0861ff0a8ce7b5f9b77 */

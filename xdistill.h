@@ -37793,7 +37793,7 @@ struct xdi_xtoken_term {
     bool active;             /* takes part in KD */
     bool reads;              /* comes as logits */
     int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-    void *own;               /* host: what its kind has of its own */
+    void *own;               /* host: private state of its kind */
 };
 
 /* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
@@ -39198,7 +39198,7 @@ typedef struct xdi_xcached {
     int64_t tiles, room;              /* of the teacher; entries at once */
     int64_t first, end;               /* tiles that are loaded */
     int64_t width;                    /* tiles have so many offsets */
-    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a loaded tile begin */
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
     double *target;                   /* [room] a */
     int32_t *ids;                     /* [room] J of one chunk after the other */
@@ -43538,4 +43538,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c02bbc99096fe99d450540ded658a13153f6f469c391f0861ff0a8ce7b5f9b77 */
+/* xdistill sha256 f42de4800015e3b56d66c4fea5b3a5fe6089f243541863613e214ff4458d0fca */

@@ -9,7 +9,7 @@ src/xdistill.h is the table of contents: each part it includes is inserted there
 a `>>folder/part` marker. The parts' own quoted includes say what they use; they are checked, then dropped:
 
   order     a part includes only parts that are listed before it, and every file under src/ is listed exactly once
-  layers    a part includes, and names, only things of its own folder and of the layers before it
+  layers    a part includes, and names, only things of its folder and of the layers before it
   circles   no cycles: no part uses another part that uses it, directly or through others
   includes  a part reaches the declaration of every name that it uses by its own includes
   openings  a .c file begins with a comment that says what it is

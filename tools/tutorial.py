@@ -37,7 +37,7 @@ def write_files(page, folder):
 
 
 def is_alike(told, printed):
-    """The same words, and numbers within two per cent or two of the last digit that is told."""
+    """The same words, and numbers within two per cent or two of the last digit that is printed."""
     if NUMBER.sub("#", told) != NUMBER.sub("#", printed):
         return False
     for one, other in zip(NUMBER.findall(told), NUMBER.findall(printed)):

@@ -31,7 +31,7 @@ typedef struct xdi_xcached {
     int64_t tiles, room;              /* of the teacher; entries at once */
     int64_t first, end;               /* tiles that are loaded */
     int64_t width;                    /* tiles have so many offsets */
-    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a loaded tile begin */
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
     double *target;                   /* [room] a */
     int32_t *ids;                     /* [room] J of one chunk after the other */

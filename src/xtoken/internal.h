@@ -102,7 +102,7 @@ struct xdi_xtoken_term {
     bool active;             /* takes part in KD */
     bool reads;              /* comes as logits */
     int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-    void *own;               /* host: what its kind has of its own */
+    void *own;               /* host: private state of its kind */
 };
 
 /* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after

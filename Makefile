@@ -1,4 +1,4 @@
-# xdistill needs no build: copy xdistill.h. This file builds and checks what stands around it, in build/.
+# xdistill needs no build: copy xdistill.h. This file builds and checks everything around it, in build/.
 
 CC ?= cc
 PYTHON ?= python3
@@ -16,7 +16,7 @@ version = $(shell sed -n 's/^\#define XD_VERSION_[A-Z]* \([0-9]*\)$$/\1/p' src/b
 warnings = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wmissing-prototypes -Wundef -Wvla
 
 # How the tests are built. make check gives other values: another compiler, the generated header, sanitizers. Objects of
-# tests hold nothing of the library, so those of test_objects may be linked with any test_implementation.
+# tests contain no part of the library, so those of test_objects may be linked with any test_implementation.
 test_dir = build/test
 test_objects = $(test_dir)
 test_header = src
@@ -25,7 +25,7 @@ test_implementation = $(test_dir)/implementation.o
 test_libs = $(LIBS)
 test_sources := $(sort $(wildcard tests/test_*.c))
 
-# A test that looks at private names carries its own implementation; the others share one object.
+# A test that uses private names includes the implementation; the others share one object.
 whole_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
@@ -36,7 +36,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-# Programs around the library share it as one object for each set of flags: their own files leave it out by this.
+# Programs around the library share one object of it for each set of flags; this leaves it out of their files.
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
@@ -156,7 +156,7 @@ bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
 	$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
 
-# Those that look at private names.
+# Those that use private names.
 $(patsubst bench/%.c,build/bench/%,$(filter bench/%.c,$(private_names))): build/bench/%: bench/%.c $(wildcard bench/*.h) xdistill.h \
     | build/bench
 	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
@@ -167,7 +167,7 @@ build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill_mpi.h build/bench/xdis
 build/bench/xdistill.o: tests/build/implementation.c xdistill.h | build/bench
 	$(CC) -std=c99 -O3 -I. -c $< -o $@
 
-bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
+bench-torch: build/bench/shim.so ## time the CPU kernels and PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
 	$(TORCH_PYTHON) bench/torch/compare.py build/bench/shim.so $(ARGS)
 
 bench-threads: build/bench/shim.so ## time the rows of bench-torch on one thread and on several, without PyTorch; ARGS are options
@@ -176,13 +176,13 @@ bench-threads: build/bench/shim.so ## time the rows of bench-torch on one thread
 bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
 
-bench-torch-gpu: build/bench/gpu_shim.so ## the same as bench-torch on a GPU, and beside Liger where it is installed
+bench-torch-gpu: build/bench/gpu_shim.so ## the same as bench-torch on a GPU, and with Liger where it is installed
 	$(TORCH_PYTHON) bench/torch/compare.py --device cuda build/bench/gpu_shim.so $(ARGS)
 
 build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | build/bench
 	$(NVCC) -O3 -arch=native -shared -Xcompiler -fPIC -I. $< xdistill_cuda.cu -o $@
 
-bench-tokenizers: ## ids and speed of tokenizer files beside the packages that own them; TOKENIZERS=folder, TOKENIZER_PYTHON
+bench-tokenizers: ## ids and speed of tokenizer files compared with the reference packages; TOKENIZERS=folder, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)
 
 build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h) xdistill.h | build/bench
@@ -202,7 +202,7 @@ build-mpi: $(mpi_tests)
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
 	mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 
-cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list what its kernels take
+cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list registers and memory of its kernels
 ifeq ($(shell command -v $(NVCC)),)
 	@echo "skipped: needs nvcc"; echo "0 passed, 0 failed, 1 skipped"
 else
@@ -218,19 +218,19 @@ test-cuda: ## the same tests on a GPU, when there is one
 coverage-cuda: ## how much of the unit's device code those tests run, without a GPU; below 95 % fails
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh coverage
 
-gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: build, tests, sanitizer, benchmarks; ARGS=--rest goes on
+gpu-check: ## build, tests, sanitizer and benchmarks on a machine with a GPU, in minutes; ARGS=--rest continues an interrupted run
 	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" TORCH_PYTHON="$(TORCH_PYTHON)" sh tools/gpu_check.sh $(ARGS)
 
 amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py
 
-api: ## write build/api.json and a ctypes binding from xdistill.h, and accept its users' part into docs/api.txt
+api: ## write build/api.json and a ctypes binding from xdistill.h, and the users' part to docs/api.txt
 	@CC="$(CC)" $(PYTHON) tools/api.py --accept
 
 docs: ## write a browsable reference of the interface and these pages into build/docs/index.html
 	@CC="$(CC)" $(PYTHON) tools/docs.py
 
-# Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
+# Formatted by hand: the table of contents src/xdistill.h, the examples, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
     $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c examples/*/*.[ch])
 

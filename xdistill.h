@@ -1328,24 +1328,25 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 /* Losses. */
 /* >>loss/vocab */
 
-/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
- * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
- * padding of the projection: they take no part, and their gradient is zero. */
+/* How the columns of the logits (the vocabulary) are split over the ranks of one group. Immutable; the ranks agree on it
+ * once, and every loss uses it. Logits passed to a loss have at least end - begin columns; further columns are padding of
+ * the output layer: they are ignored, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
 /* Agrees on the columns of every rank.
  *
  *   tp       the group that shares the vocabulary; NULL -> this rank holds it all. Must outlive the object.
- *   columns  global columns of this rank, as xd_chunk gives them; none at all is legal
+ *   columns  global columns of this rank, as xd_chunk gives them; may be empty
  *   size     true columns over all ranks
  *
  * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do
- * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes some words a rank of
- * the context's allocator and of its device's, which xd_vocab_destroy gives back; with a GPU it waits. */
+ * not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Takes a few
+ * words for each rank from the context's allocator and from its device's; xd_vocab_destroy frees them. On a GPU the call
+ * waits for the device. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
 
-/* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ones
- * fewer or none. Collective over tp; errors as there. */
+/* As xd_vocab_create with an even split: rank r of n holds ceil(size / n) columns from r * ceil(size / n), the last ranks
+ * fewer or none. Collective over tp; errors as xd_vocab_create. */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
 /* Frees the object; local. NULL is fine. */
@@ -1361,11 +1362,11 @@ typedef struct xd_vocab_info {
     const int64_t *device_offsets; /* the same in memory of the context's device */
 } xd_vocab_info;
 
-/* The agreed cut; the pointers live as long as the object. Local. */
+/* The agreed split; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
- * status is on the host. Local. */
+/* Turns a status into a result: OK when it recorded nothing, else DATA with counts, row and value. The status is in
+ * host memory. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 
 /* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
@@ -1373,8 +1374,8 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 
 /* >>loss/common */
 
-/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
- * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
+/* What every loss over rows of logits takes besides the logits: which of the T rows count, what divides their sum, where
+ * results go. Labels, mask, weights and row_loss are for the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
     xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
@@ -1401,17 +1402,17 @@ typedef struct xd_loss_common {
  *
  *   out     in memory of the tensors' device
  *
- * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every split:
- * weights are summed as integers. Errors: DTYPE of labels, on the rank that gave them (the others find a batch
- * refused); ARGUMENT for negative counts and weights that are negative, not finite or too large; on a GPU the latter
- * are seen in out->refused, and the losses find nothing counted. */
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. The sums are exact, with the same
+ * bits for every split: weights are summed as integers. Errors: DTYPE of labels, on the rank that passed them (the other
+ * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large. On
+ * a GPU such weights are reported in out->refused, and the losses then count nothing. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
 /* >>loss/shift */
 
 /* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
- * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
+ * rank passes the list of positions it holds, in any order (contiguous, or the load-balanced blocks r and
  * 2n-1-r). */
 typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
@@ -1419,20 +1420,20 @@ typedef struct xd_shift_desc {
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask;   /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
     int64_t ignore_index;  /* label of positions without one */
-    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids are whole */
+    xd_comm *comm;         /* ranks that together hold each position once; NULL -> ids has all positions */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held, of the dtype of desc->ids, which xd_loss_common.labels takes. All arrays are
- * on the host, also beside a GPU. With comm: collective over it, one exchange of ids and positions, memory from the
- * context's allocator; else local. Exact. Errors, with comm on every rank alike: ARGUMENT (a position outside the
- * sequence, an ignore_index that labels of 32 bits cannot hold), DTYPE, SHAPE (a position that two ranks or none hold,
+/* Writes labels [B, held] for this rank's positions, with the dtype of desc->ids, as xd_loss_common.labels takes them. All
+ * arrays are host memory, also on a context with a GPU. With comm: collective over it, one exchange of ids and positions,
+ * memory from the context's allocator; else local. Errors, with comm the same on every rank: ARGUMENT (a position outside
+ * the sequence, an ignore_index that 32-bit labels cannot hold), DTYPE, SHAPE (a position that two ranks hold, or no rank,
  * with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
-/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n], on the
+/* The load-balanced order: rank r of n holds blocks r and 2n-1-r of 2n equal blocks. positions [length / n], on the
  * host, ascending, as xd_shift_desc takes them. Local; allocates nothing. Errors: ARGUMENT (rank, ranks); SHAPE when
  * length is not a multiple of 2n. For n = 1 any length. */
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
@@ -1458,14 +1459,15 @@ typedef enum xd_temperature_factor {
  *   loss = scale / D * sum over counted rows of
  *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
- * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
- * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
- * without columns still gives non-NULL data for the rows it is part of. */
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are for
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A rank
+ * without columns still passes data that is not NULL. */
 typedef struct xd_loss_desc {
-    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab;    /* required */
-    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab; /* required */
+    double
+        hard_weight; /* of the cross entropy; 0: it is left out. At least one of the two weights is not 0 */
     double soft_weight;       /* of the divergence */
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
@@ -1477,7 +1479,7 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
@@ -1485,18 +1487,18 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  *
  * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
  * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
- * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * when workspace is given, except for at most 512 KB that a context on a CPU retains after its first forward KL
+ * of bf16 logits. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
  * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
  * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
- * call returns DATA on every rank; the gradient is then written all the same.
+ * it, the same on all ranks. No counted row: everything is zero and status reports it. Without a status the
+ * call returns DATA on every rank; the gradient is still written.
  *
- * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
- * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
+ * reads nothing and does not wait, so a status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* >>loss/head */
@@ -1508,11 +1510,11 @@ typedef struct xd_head {
     const float *bias; /* [V/tp]; NULL -> none */
 } xd_head;
 
-/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
+/* The loss of xd_loss from hidden states and the head instead of logits. Logits exist for one chunk of rows at a
  * time, so memory does not grow with T times V. */
 typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, common.gradient and common.workspace, which stay zero. The teacher may be logits
-     * here, or the head below, or neither. row counts are those of student.hidden. */
+    /* All of xd_loss_desc except student, common.gradient and common.workspace, which stay zero. The teacher may be logits
+     * here, or the head below, or absent. T is the number of rows of student.hidden. */
     xd_loss_desc loss;
     xd_head student; /* required */
     xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
@@ -1521,26 +1523,26 @@ typedef struct xd_head_loss_desc {
     float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
     float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
     int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
-    bool bf16;       /* multiply in bf16 where the backend does that faster: both sides are rounded first */
+    bool bf16;       /* multiply in bf16 where the backend does that faster: both factors are rounded first */
     void *workspace; /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;
 } xd_head_loss_desc;
 
-/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
+/* Columns of the vocabulary in one tile of INVARIANT mode's sums. */
 enum { XD_HEAD_TILE = 64 };
 
 /* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
- * for a desc that is not valid. Local. */
+ * for an invalid desc. Local. */
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
 
 /* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
- * hidden_gradient is whole on every rank of the vocabulary's group.
+ * hidden_gradient is complete on every rank of the vocabulary's group.
  *
  * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
- * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, except for their
+ * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
- * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
@@ -1548,9 +1550,9 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 /* >>loss/topk */
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
- * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
- * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may be larger than a shard, not larger
+ * than the vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp],
+ * taken as in loss/softmax.h. The same bits for every split. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
@@ -1558,32 +1560,32 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 typedef struct xd_vocab_topk_desc {
     const xd_vocab *vocab; /* required */
     xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
-    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
-    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    int64_t sequences;     /* B: rows are sequence by sequence, T / B rows each; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position does not count; NULL -> all do */
     xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
     int64_t k;             /* required, 1 <= k <= V */
 } xd_vocab_topk_desc;
 
-/* The ids chosen.
+/* Chooses the columns of each sequence.
  *
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
- * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
- * xd_vocab_topk_gather gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
+ * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
+ * xd_vocab_topk_gather returns the logits of these columns too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
-/* What the teacher shipped for each id. */
+/* What the teacher's values are. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
-    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
+    XD_TOPK_LOGITS /* raw logits; log_normaliser turns them into probabilities where the mode needs that */
 } xd_topk_values;
 
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
- * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
- * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+/* Divergence from a teacher known at k ids per position. The teacher is given in one of two forms: `ids` and
+ * `values`, or `teacher`, its logits over the same split vocabulary; with the latter, ids NULL takes the
+ * student's k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
 typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
@@ -1606,56 +1608,56 @@ typedef struct xd_topk_desc {
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc: arrays of [T, k, tp] and [threads, k]; 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
- * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
+ * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
+ * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 
 /* >>loss/mft */
 
 /* Minimal fine-tuning (NVIDIA Model-Optimizer, MFTLoss): the forward KL from a teacher that is corrected just
- * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
- * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
+ * enough to predict the label. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the smallest value that puts the label
+ * `threshold` above the teacher's argmax or, where the label is the argmax, raises it by `threshold`. */
 typedef struct xd_mft_desc {
-    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, soft_weight,
-     * temperature and temperature_factor count (tau^2 by default); labels also say which rows count. */
+    /* As for xd_loss; labels and teacher are required. Of the fields that choose the loss only soft_weight,
+     * temperature and temperature_factor (tau^2 by default) are used; labels also say which rows count. */
     xd_loss_desc loss;
     double threshold; /* in [0, 1] */
-    /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
-     * rows that do not count; data NULL -> none. */
+    /* Output, shape of the student's logits, f32: tau^2 q ln(q/p) of each entry, not summed, as the reference's reduction
+     * "none"; 0 in rows that do not count; data NULL -> none. */
     xd_rows terms;
 } xd_mft_desc;
 
 /* A desc with the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
 XD_API xd_mft_desc xd_mft_defaults(void);
 
-/* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
+/* Value and gradient; everything else as xd_loss, including a GPU, INVARIANT mode and the workspace:
  * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
  * over comm. */
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
 
-/* soft_weight times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
- * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
- * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
- * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
- * the same bits on every CPU and GPU, too. */
+/* soft_weight times the sum over counted rows of 1 - cos(x, y), divided by the denominator (Liger-Kernel, cosine
+ * similarity loss). All else as xd_loss: student and teacher are required, labels only say which rows
+ * count. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
+ * Collective over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient
+ * have the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* >>loss/softmax */
 
-/* Statistics of rows whose vocabulary is split, and what follows from them alone. What is one number of a token (a
+/* Statistics of rows whose vocabulary is split, and functions of them. A number that belongs to one token (a
  * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
- * tokens are double. All are computed in double. All are collective over the vocabulary's group, give the same bits
- * on all its ranks, and need [T, tp] memory: a context on a CPU keeps it for the calls to come, a GPU's allocator
- * gives it for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
- * probability zero; NaN and +infinity spread to the row's results. Errors: SHAPE, DTYPE, ARGUMENT (temperature not
- * positive and finite), MEMORY; on every rank alike. */
+ * tokens are double. Everything is computed in double. All calls are collective over the vocabulary's group, give the same
+ * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
+ * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
+ * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
+ * ARGUMENT (temperature not positive and finite), MEMORY. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -1663,7 +1665,7 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
                               double *log_sum_exp, int64_t *argmax);
 
 /* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
- * columns of out are left alone. */
+ * columns of out are not written. */
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out);
 
@@ -1683,13 +1685,13 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
                                               double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
- * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
+/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for a list of ids for each position and 0 for
+ * one list for all. An id outside the vocabulary: ARGUMENT when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
+ * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. Also
  * collective over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
@@ -1713,17 +1715,17 @@ typedef struct xd_kl_estimate_desc {
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
-        output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
-                            the two differ most */
-    float *values;    /* the estimates, without weight; or NULL */
-    float *gradient;  /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+        output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
+                            where the two differ by much */
+    float *values;   /* the estimates, without weight; or NULL */
+    float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
- * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
- * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+/* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The
+ * arrays are memory of the context's device, *sum is host memory: the call waits for it. Local; memory: 4 KB;
+ * computed in double; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
  * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are then written, 0 for such tokens). */
+ * (values and gradient are still written, 0 for such tokens). */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 
@@ -1756,8 +1758,8 @@ typedef struct xd_token_span {
 /* >>text/tokenizer */
 
 /* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
- * rank files (tiktoken), SentencePiece models and Tekken. Ids and cuts are those of the package that owns the
- * form.
+ * rank files (tiktoken), SentencePiece models and Tekken. Ids and token boundaries are those of each form's reference
+ * implementation.
  *
  *     xd_tokenizer *tokenizer = NULL;
  *     xd_encoder *encoder = NULL;
@@ -1781,7 +1783,7 @@ typedef enum xd_tokenizer_preset {
     XD_TOKENIZER_PRESET_CL100K,
     XD_TOKENIZER_PRESET_O200K,
     XD_TOKENIZER_PRESET_LLAMA3,
-    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, including BOS */
     XD_TOKENIZER_PRESET_QWEN
 } xd_tokenizer_preset;
 
@@ -1793,16 +1795,16 @@ typedef struct xd_tokenizer_special {
 
 /* How to load a tokenizer. Zero is the default of every field. */
 typedef struct xd_tokenizer_desc {
-    xd_tokenizer_preset preset;           /* of a rank file; other forms carry their rules: must be NONE */
-    const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
+    xd_tokenizer_preset preset;           /* for rank files; other forms contain their rules: must be NONE */
+    const char *pattern;                  /* for rank files: overrides the preset's; NUL-terminated */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
     size_t max_bytes;      /* of the file; 0 -> 256 MiB */
-    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
-                            * text, in place of all that the file says. Both NULL -> what the file says */
+    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and after a
+                            * text, instead of everything that the file defines. Both NULL -> what the file defines */
 } xd_tokenizer_desc;
 
-/* Loads a file; its form is told from its content.
+/* Loads a file; its form is recognised by its content.
  *
  *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
  *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
@@ -1811,13 +1813,13 @@ typedef struct xd_tokenizer_desc {
  *   .model          SentencePiece BPE with the identity normaliser
  *   Tekken JSON
  *
- * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
+ * A file with a post-processor of another kind is still loaded: xd_encode refuses add_special instead.
  *
- * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
+ * Local. Deterministic. Reads the whole file. Time and memory for a hostile file are proportional to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
- * Errors: IO; MEMORY; FORMAT for what breaks its form, with its place; UNSUPPORTED for what is well formed
- * but is not done here, by name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
- * fit. */
+ * Errors: IO; MEMORY; FORMAT for a malformed file, with the position; UNSUPPORTED for a valid feature that is not
+ * implemented, with its name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
+ * fit the file. */
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out);
 
@@ -1828,22 +1830,22 @@ XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t 
 /* Frees a tokenizer; its encoders must be gone. NULL is fine. */
 XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
-/* What a tokenizer is. */
+/* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
     int32_t size;     /* largest id + 1: the rows of an embedding it needs */
     int32_t tokens;   /* ids in use; the others are gaps */
     uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
                        * around it; names caches and projections */
     bool byte_level;  /* any bytes survive encoding and decoding */
-    bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
-    int32_t unknown;  /* id for what has no token; -1 when there is none */
-    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
-                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
+    bool adds_prefix; /* encoding may add a blank at the start of a text; decoding removes it */
+    int32_t unknown;  /* id for text that has no token; -1: there is no such id */
+    int32_t bos, eos; /* ids that begin and end a text; -1 when undefined. tokenizer.json: the first
+                       * and the last that add_special puts; SentencePiece: the control tokens the trainer
                        * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
-                       * none, <|endoftext|> */
+                       * none and <|endoftext|> */
 } xd_tokenizer_info;
 
-/* Local. */
+/* The properties of this tokenizer. Local. */
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *tokenizer);
 
 /* What an id stands for. */
@@ -1852,27 +1854,27 @@ typedef enum xd_token_kind {
     XD_TOKEN_KIND_NORMAL,   /* bytes of text */
     XD_TOKEN_KIND_BYTE,     /* one byte, written only where no other token fits */
     XD_TOKEN_KIND_ADDED,    /* matched in the text before everything else */
-    XD_TOKEN_KIND_SPECIAL,  /* the same, but only when xd_encode_desc.parse_special is set */
+    XD_TOKEN_KIND_SPECIAL,  /* as ADDED, but only when xd_encode_desc.parse_special is set */
     XD_TOKEN_KIND_UNKNOWN   /* stands for text without a token; has no bytes */
 } xd_token_kind;
 
 /* One entry of the vocabulary; the pointer lives as long as the tokenizer. */
 typedef struct xd_token {
     xd_token_kind kind;
-    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL one. Not NUL-terminated */
-    size_t length;        /* 0 when it has none */
+    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL token. Not NUL-terminated */
+    size_t length;        /* of bytes; 0 when it has none */
 } xd_token;
 
 /* The entry of an id; kind NONE for ids out of range. O(1). */
 XD_API xd_token xd_tokenizer_token(const xd_tokenizer *tokenizer, int32_t id);
 
-/* The NORMAL or BYTE token of exactly these raw bytes, NORMAL first; -1 when there is none. O(length). */
+/* The NORMAL or, failing that, BYTE token with these raw bytes; -1 when not found. O(length). */
 XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *bytes, size_t length);
 
-/* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
+/* The ADDED or SPECIAL token with this name, NUL-terminated; -1 when not found. */
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
 
-/* What to decode, and where to. */
+/* What to decode, and where to write it. */
 typedef struct xd_decode_desc {
     const int32_t *ids; /* [count] */
     int64_t count;
@@ -1881,11 +1883,11 @@ typedef struct xd_decode_desc {
     size_t capacity;
 } xd_decode_desc;
 
-/* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
+/* Bytes of the ids, one after the other. A token may be part of a character; then so is the result.
  *
- *   length   bytes of the whole answer, also when it did not fit; then desc->out holds its beginning
+ *   length   bytes of the whole result, also when it did not fit; then desc->out holds its beginning
  *
- * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
+ * Local. Errors: DATA for an id that is a gap or out of range, with its index. */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
@@ -1901,15 +1903,15 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
     bool skip_spans;    /* the encoding then has no spans */
-    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
-                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
+    bool add_special; /* add the tokens that the model expects around a text: the post-processor's; for other
+                         * forms BOS, if defined, and no EOS, as Llama and Mistral are used */
 } xd_encode_desc;
 
 /* A text's tokens. The arrays belong to the encoder until its next call. */
 typedef struct xd_encoding {
     int64_t count;
     const int32_t *ids;         /* [count] */
-    const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+    const xd_token_span *spans; /* [count], bytes of the text before normalisation; NULL when skipped */
     const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
 } xd_encoding;
 
@@ -1918,19 +1920,19 @@ typedef struct xd_encoding {
  *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
  *   desc   NULL -> defaults
  *
- * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
- * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
- * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
- * Decoding with skip_special drops them, when the file calls them special.
+ * A text is one document: with add_special each call puts the special tokens around it, also around an empty text and
+ * around a text that contains their names already. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
+ * (the first before the text), EOS (the last after it) and SPECIAL (others); all other tokens have the role TEXT.
+ * Decoding with skip_special drops them if the file calls them special.
  *
- * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
- * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
+ * Spans never go back. They follow each other without gap or overlap, with three exceptions: a character that
+ * normalisation changed is atomic, so each of its tokens has all its bytes; what normalisation or add_special
  * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
  * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
  *
- * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
- * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
- * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
+ * Local. Time is O(bytes log bytes). Allocates when a text is longer than all before it.
+ * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special when the file's post-processor is
+ * not implemented, with its name, or when the special tokens lack the preset's BOS; DATA when a split pattern takes
  * too many steps; MEMORY. */
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
@@ -1938,16 +1940,16 @@ XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, 
 #endif
 /* >>align/align */
 
-/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
- * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+/* Two tokenizations of one text, divided into chunks: the shortest runs of student and teacher tokens that cover
+ * the same bytes of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
 
 enum {
-    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
-    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+    XD_CHUNK_EXACT = 1, /* both sides spell the same text */
+    XD_CHUNK_MASKED = 2 /* at least one of its tokens is masked out: the chunk does not count */
 };
 
 /* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
- * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+ * index where its tokens would be. Chunks are in order on both sides and do not overlap. */
 typedef struct xd_aligned_chunk {
     int32_t student_begin, student_end;
     int32_t teacher_begin, teacher_end;
@@ -1970,7 +1972,7 @@ typedef struct xd_align_side {
     int64_t count;
 } xd_align_side;
 
-/* What did not align. */
+/* Counts of what aligned and what did not. */
 typedef struct xd_align_report {
     int64_t chunks, exact;
     int64_t one_sided;   /* chunks with an empty side */
@@ -1979,14 +1981,14 @@ typedef struct xd_align_report {
     int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
 } xd_align_report;
 
-/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
- * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
- * insertions need no rules of their own.
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the offsets where both have a
+ * boundary gives the chunks. Linear time, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no special rules.
  *
  *   report  may be NULL
  *
- * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
- * that go backwards, documents that go backwards; MEMORY. */
+ * Padding does not change the result: chunks of tokens after the last unmasked token come last. Errors: ARGUMENT for spans
+ * or documents that go backwards; MEMORY. */
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report);
 
@@ -2004,10 +2006,10 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+/* ids[i] = index of the chunk that token i belongs to, -1 where it is in no chunk or its mask is 0; exact (may be NULL):
  * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
  *
- *   tokens   the side as it was aligned; only mask and count are looked at
+ *   tokens   the side as it was aligned; only mask and count are read
  *
  * Local. Allocates nothing. */
 XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
@@ -2018,9 +2020,9 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 
 /* >>align/projection */
 
-/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
- * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
- * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
+/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what weights.
+ * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), the best of each student id are selected
+ * (xd_projection_rows), and losses use the result as a sparse matrix (xd_projection). Memory is that of the
  * votes, never [V_s, V_t]. All calls are local. */
 
 /* ---- votes ---- */
@@ -2028,14 +2030,14 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment);
 /* A sparse sum of votes over (student id, teacher id). */
 typedef struct xd_votes xd_votes;
 
-/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
+/* An empty sum. Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
 /* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
-/* A token of one vocabulary, and its text in the tokens of the other. */
+/* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
 typedef struct xd_pieces {
     xd_text text; /* "<|...|>" is a special token: it casts no votes here */
     const int64_t *ids;
@@ -2047,7 +2049,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
+    int64_t max_pieces;  /* later pieces are ignored; at least 1 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -2056,18 +2058,18 @@ typedef struct xd_votes_pass {
 
 /* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
  * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
- * failure stay. */
+ * failure remain. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 
-/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
+/* Weights of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
 XD_API void xd_piece_weights(int64_t count, double *weights);
 
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
     xd_texts student, teacher; /* vocabularies */
-    double threshold;          /* least similarity of a pair */
-    int64_t max_pairs;         /* best pairs a student token keeps */
+    double threshold;          /* minimum similarity of a pair */
+    int64_t max_pairs;         /* pairs of one student token, the best ones */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -2081,10 +2083,10 @@ typedef struct xd_special_pair {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
-/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
+/* Replaces all votes of the student id by one of weight 1 for the teacher id. Errors: as xd_votes_add. */
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
 
-/* One cell of the votes. */
+/* One cell of the votes: their sum for a pair of ids. */
 typedef struct xd_vote {
     int32_t student_id, teacher_id;
     double weight;
@@ -2106,10 +2108,10 @@ typedef struct xd_projection_rows {
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
-     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
+    /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
+     * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
+    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
@@ -2117,8 +2119,8 @@ typedef struct xd_projection_rows_desc {
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out);
 
-/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
- * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
+/* The row of a student id whose string the teacher has too becomes that teacher id alone; of equal teacher strings the
+ * highest id wins (reapply_exact_map.py). Empty strings are never matched. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher);
@@ -2126,43 +2128,43 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
-     * in rows with free slots it also takes part in the sorting, and so appears twice. */
+    /* As the reference does for files with the scale trick: the stored last entry stays the last;
+     * in rows with free entries it also takes part in the sorting, and so appears twice. */
     bool preserve_last;
     bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
 } xd_projection_cut_desc;
 
-/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
+/* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
-/* What is kept of similarities. */
+/* Which similarities become entries. */
 typedef struct xd_similarity_desc {
     int64_t k;        /* entries of a row, at least 1 */
-    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+    double threshold; /* entries below it lose their id but not their weight; 0: none does */
 } xd_similarity_desc;
 
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
  * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [student ids, teacher ids] f32, memory of the host
+ *   similarities  [student ids, teacher ids] f32, host memory
  *
  * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* The same with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student ids, width] f32, memory of the host
- *   teacher  [teacher ids, width] likewise
+ *   student  [student ids, width] f32, host memory
+ *   teacher  [teacher ids, width] f32, host memory
  */
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
                                                     const xd_similarity_desc *desc, xd_projection_rows *out);
 
-/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
- * reference's one-sided Sinkhorn step: repeating it changes nothing. */
+/* Divides every row by its sum; rows that sum to 0 are unchanged. [rows, columns], in place. This equals the
+ * reference's one-sided Sinkhorn steps, any number of them: repeating it changes nothing. */
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
 
 /* Frees the rows; empty ones are fine. */
@@ -2173,14 +2175,14 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 /* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
 typedef struct xd_projection_options {
     int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    int64_t k;                /* maximum entries of a student id, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have votes for its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
     bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
+    double special_threshold; /* minimum similarity of such a pair */
 } xd_projection_options;
 
-/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+/* What a projection was made of: it is valid for these two tokenizers only. All zero -> unknown. */
 typedef struct xd_projection_origin {
     uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
     xd_projection_options options;
@@ -2195,12 +2197,12 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
-    xd_projection_origin
-        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
-                                  * way sets it before xd_projection_save */
+    /* For files: xd_projection_build and loading fill it; set it before xd_projection_save for a matrix made in another
+     * way. */
+    xd_projection_origin origin;
 } xd_projection;
 
-/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
+/* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
  * or not finite, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
@@ -2221,8 +2223,8 @@ XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
-/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_destroy. */
+/* Student and teacher ids that stand for each other one to one, and the ids without a partner. One block of memory; free
+ * with xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -2230,8 +2232,8 @@ typedef struct xd_exact_map {
     int64_t pairs, student_rest_count, teacher_rest_count;
 } xd_exact_map;
 
-/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
- * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
+/* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
+ * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
  * ARGUMENT for fewer than two columns when strict, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
@@ -2243,7 +2245,7 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *
  *      0  8 bytes   "XDPROJ\r\n"
  *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind it
+ *     12  u32       CRC-32C of everything after it
  *     16  u64       student_size
  *     24  u64       teacher_size
  *     32  u64       entries
@@ -2258,7 +2260,7 @@ XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
  *         u32       teacher_id [entries], ascending within a row
  *         f32       weight [entries], finite and not negative
  *
- * and nothing behind it. All calls are local. */
+ * and nothing after it. All calls are local. */
 
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
@@ -2278,11 +2280,11 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
 
 /* Reads a projection.
  *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy; its origin is what the file says
+ *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
+ *   out       free with xd_projection_destroy; its origin is the file's
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
- * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * file, and at most 80 bytes per entry and 32 per id. Errors: IO; FORMAT for what violates the format above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
@@ -2294,7 +2296,7 @@ XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
- *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *   k  entries of a row; 0 -> those of the longest row, at least 2
  *
  * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
@@ -2306,13 +2308,14 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 /* What a projection covers. */
 typedef struct xd_projection_report {
     int64_t tokens;     /* student ids in use */
-    int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
-    int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
+    int64_t covered;    /* of these: with at least one teacher id; the others have an empty row */
+    int64_t exact;      /* of these: both tokenizers have the token, which is its only teacher id */
     int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
-    double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
-    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
-    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
+    double mean_pieces; /* pieces of a token, before max_pieces limits them; an exact token is one piece */
+    double
+        lost_bytes; /* share of all tokens' bytes that is in ignored pieces or that the teacher cannot write */
+    double lost_mass; /* share of a row's votes outside its k best, mean over the covered rows */
 } xd_projection_report;
 
 /* Two tokenizers and how to build their projection. */
@@ -2323,10 +2326,10 @@ typedef struct xd_projection_desc {
 
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
- * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
- * the same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as
- * they would be inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces
- * that are the teacher's unknown token get none. Each student id keeps the k best of its votes, scaled to sum
+ * A student token whose bytes are a token of the teacher maps to that token alone; a special token maps to the special
+ * token of the same name. The bytes of any other token, UTF-8 or not, are encoded by the teacher's tokenizer as
+ * they would be inside a text, and the first pieces get votes with the weights of xd_piece_weights; pieces
+ * that are the teacher's unknown token get none. The k best votes of each student id become its row, scaled to sum
  * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
  * compat rows.)
  *
@@ -2334,39 +2337,39 @@ typedef struct xd_projection_desc {
  *   report   NULL when it is not needed
  *
  * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
- * an encoder: at most 64 bytes a vote (up to max_pieces a token), 110 for each of the k places of a row, and
- * 60 an id.
+ * an encoder: at most 64 bytes per vote (up to max_pieces per token), 110 for each of a row's k entries, and
+ * 60 per id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report);
 
-/* The projection from a directory of them: read when a file with the cache name is there, else built and
- * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
- * whole.
+/* The projection from a cache directory: read when a file with its cache name exists, else built and
+ * written. A damaged file is replaced. Several processes may do this at the same time: they write the same bytes, and each
+ * file appears whole.
  *
  *   directory  must exist
- *   built      false when it was read; NULL when it does not matter
+ *   built      false when it was read; may be NULL
  *
- * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
+ * Local. Errors: as xd_projection_build and xd_projection_save; *out then holds no projection. */
 XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built);
 
 #endif
 /* >>align/chunks */
 
-/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
- * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
- * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence.
+/* The chunk that each position's next token belongs to. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with ignore_index -1. Logits stay where they are; a rank
+ * passes the ids of the positions it holds, in the order of its rows. Chunks are numbered in each
+ * sequence from 0.
  *
- * Packed documents and prompts: give both sides of the alignment their documents and masks, take
- * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
- * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves.
+ * Packed documents and prompts: pass documents and masks for both sides of the alignment, take
+ * XD_CHUNK_MASKED chunks out of the loss with its chunk_mask, and set the mask of the shift to 0 at the first
+ * token of every document, which no position predicts. Then a sequence of several documents has the same
+ * loss and gradient as the documents one by one.
  *
- * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
- * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
- * a call has returned. The bits are those of a CPU. */
+ * On a GPU values, sums, averages, weights and gradients are device memory; ids and sizes are host memory. They are passed
+ * as launch arguments, about two hundred rows or chunks in each launch, so nothing is copied or waited for, and the caller
+ * may change them when a call has returned. The bits are those of a CPU. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -2384,9 +2387,9 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *   values  [B * held, n] f32 or bf16
  *   sizes   [B, C]
  *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
- * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
- * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
+ * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
+ * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
@@ -2409,8 +2412,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
 /* Chunks that a loss counts: tokens on both sides, and not masked.
  *
  *   student_sizes, teacher_sizes  [count]
- *   mask                          [count] 0: the slot is padding; NULL -> none is
- *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   mask                          [count] 0: no such chunk (padding); NULL -> all exist
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> the sides may differ
  *   valid                         [count]
  *
  * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
@@ -2419,12 +2422,12 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project */
 
-/* Between which vocabularies, and for which of the teacher's ids. */
+/* The vocabularies of a projection, and the teacher ids to compute. */
 typedef struct xd_project_desc {
     const xd_vocab *vocab;           /* required; the student's */
     const xd_projection *projection; /* required; M below */
     const int64_t *columns;          /* [k] teacher ids, ascending; NULL -> all of them */
-    int64_t k;                       /* without columns M's teacher_size, or 0, which stands for it */
+    int64_t k;                       /* without columns: M's teacher_size, or 0, which means the same */
 } xd_project_desc;
 
 /* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
@@ -2435,34 +2438,35 @@ typedef struct xd_project_desc {
  *   out    [T, k], the same on every rank of the vocabulary
  *
  * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
- * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
- * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
+ * mode they are exact, with the same bits for every split and on every device: this takes 2 MB of memory for the call, or
+ * one row's [k] words of 16 bytes if that is more, and one all-reduce for as many rows as fit into it.
  *
- * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
- * (xd_projection_upload, xd_vocab_topk_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
- * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
+ * On a GPU probs and out are device memory; the projection and columns may be in device or host memory. With both on the
+ * device (xd_projection_upload, xd_vocab_topk_columns) the host does not wait, and outside INVARIANT mode nothing is
+ * allocated; such columns are not checked: one outside M gives a column of zeros, and if they are not ascending the
+ * gradient is wrong.
  *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
- * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
- * same bits for every split, and on every device. Errors as xd_project.
+ * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient in device memory. The
+ * same bits for every split and on every device. Errors as xd_project.
  *
  *   weight    [T, k]
  *   gradient  [T, V/tp] */
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient);
 
-/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+/* Copies a projection to memory of the context's device, so that losses need not copy it in each call.
  *
- *   projection  in memory of the host; its arrays are read during the call
- *   out         for losses of this context alone, and nothing on the host can read it. Free with
- *               xd_projection_unload, before the device is taken from the context
+ *   projection  in host memory; its arrays are read during the call
+ *   out         for losses of this context only; the host cannot read its arrays. Free with
+ *               xd_projection_unload, before the device is removed from the context
  *
- * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
- * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
+ * Local. Takes 16 bytes per entry and 8 per row and column of device memory, and waits for the device. Errors, *out
+ * untouched: ARGUMENT for a projection that is on the device already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */
@@ -2473,26 +2477,26 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
 #ifndef XDISTILL_NO_TEACHER
 /* >>teacher/cache */
 
-/* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
- * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
- * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
+/* A teacher's predictions for a text, in a file, so that the teacher runs once and not in every training run: at each
+ * position its k most probable tokens, the probability of all others together (the tail), and the probability of
+ * the token that follows in the text. A position is a token of the teacher; its entry is what the teacher
  * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
- * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
- * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
- * cache_positions. The position before the piece may go along: it predicts the piece's first token.
+ * XD_XTOKEN_LIKELIHOOD: the spans of the positions inside a passage of the text are one side of
+ * xd_align_bytes; the loss takes their shifted chunk ids and their indices in the file
+ * (xd_xtoken_cached.positions). The position before the passage may be included: it predicts the passage's first token.
  *
  * Every number in the file is little-endian:
  *
  *      0  8 bytes   "XDCACHE\n"
  *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind the header and then of the header from byte 16
+ *     12  u32       CRC-32C of everything after the header and then of the header from byte 16
  *     16  u64       positions N
  *     24  u64       documents
  *     32  u64       vocabulary
  *     40  u64       hash of the student's tokenizer, 0: any
  *     48  u64       hash of the teacher's tokenizer
  *     56  f64       temperature
- *     64  u64       context: the most tokens before a position that the teacher saw; 0: not said
+ *     64  u64       context: maximum number of tokens before a position that the teacher saw; 0: unknown
  *     72  u32       k
  *     76  u32       coding: 0, 1 or 2
  *     80  u32       1: positions have spans
@@ -2503,20 +2507,20 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection);
  *                       u32, u16      with spans: its first byte in the document's text, and its length
  *                       W bytes       log-probability of the next token at temperature 1
  *                       W bytes       log-probability of the tail at the temperature
- *                       I bytes [k]   ids, likeliest first, the lower id first among equals
+ *                       I bytes [k]   ids, most probable first, the lower id first among equals
  *                       C bytes [k]   their log-probabilities at the temperature
  *                   [documents], each u64 first position, u64 bytes of its text, u32 CRC-32C of it, u32 0
  *
- * and nothing behind it. A log-probability l is an unsigned integer c, or an f32:
+ * and nothing after it. A log-probability l is an unsigned integer c, or an f32:
  *
  *     coding   C   l of the k ids     W   l of tail and next token
  *     0        1   -c / 16            2   -c / 2048
  *     1        2   -c / 2048          2   -c / 2048
  *     2        4   f32                4   f32
  *
- * The largest c, and -infinity, stand for probability 0; what is less likely than the second largest
- * (e^-15.875 of 8 bits, e^-31.999 of 16) is stored as that. A position of the last token of a document has no
- * next token: its log-probability is that of probability 0. At k = 16 and 8 bits a position takes 54 bytes,
+ * The largest c, and -infinity, mean probability 0; a smaller positive probability than that of the second largest c
+ * (e^-15.875 with 8 bits, e^-31.999 with 16) is stored as that c. The last position of a document has no
+ * next token: its log-probability is stored as that of probability 0. With k = 16 and 8 bits a position takes 54 bytes,
  * 60 with spans. */
 
 /* How log-probabilities of the k ids are stored. */
@@ -2531,26 +2535,27 @@ enum {
     XD_CACHE_NAME_BYTES = 64 /* of a teacher's name, with the zero at its end */
 };
 
-/* What a cache is of. Zero is the default of every field that is not required. */
+/* What a cache holds. Zero is the default of every field that is not required. */
 typedef struct xd_teacher_cache_desc {
-    int64_t vocabulary;     /* required: ids of the teacher, columns of its logits without padding */
-    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
-    uint64_t student_hash;  /* 0 -> for any student */
-    double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* ids kept a position, at least 1; 16 is a common choice */
-    int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
+    int64_t vocabulary;    /* required: ids of the teacher, columns of its logits without padding */
+    uint64_t teacher_hash; /* xd_tokenizer_info.hash */
+    uint64_t student_hash; /* of the student's tokenizer; 0 -> any student */
+    double temperature;    /* of the k ids and the tail; 0 -> 1 */
+    int64_t k;             /* ids stored per position, at least 1; 16 is a common choice */
+    int64_t context;       /* maximum number of tokens before a position that the teacher saw; 0 -> unknown */
     xd_cache_coding coding; /* 0 -> 8 bits */
-    bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
+    bool spans;             /* each token's span is stored too: aligning then needs no tokenizer */
     const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
-    const xd_vocab *vocab;  /* the cut of the logits' columns over ranks; NULL -> all are here; not stored */
+    const xd_vocab
+        *vocab; /* split of the logits' columns over ranks; NULL -> this rank has all; not stored */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */
 
-/* A cache on its way to its name. */
+/* A cache that is being written. */
 typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
 
-/* Positions that follow each other in a document, and the teacher's logits at them. */
+/* Consecutive positions of a document, and the teacher's logits at them. */
 typedef struct xd_teacher_cache_block {
     xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
     const int32_t *ids;         /* [n] the token at each position */
@@ -2558,34 +2563,33 @@ typedef struct xd_teacher_cache_block {
     const xd_token_span *spans; /* [n] bytes of the document's text; required with desc.spans */
 } xd_teacher_cache_block;
 
-/* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
- * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
+/* Starts a cache. The file appears under its name when it is complete, at commit, or not at all; rank 0 of the
+ * vocabulary's group writes it. Memory: the object. Collective over that group, as the next three calls. Errors, the same
  * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
                                                 const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
-/* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
- * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
- * empty one. A cache has at least one document. */
+/* Starts a document: a text that the teacher read separately, from its beginning. Its bytes are not stored, only
+ * their number and checksum, by which a reader can check that it has the same text; NULL with 0 is an
+ * empty text. A cache has at least one document. */
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 
-/* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
- * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
- * 16 bits give the same file for nearly every position and cut. Errors, the same on every rank, nothing is
- * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
+/* Adds positions to the document, any number at once; the bytes of the file do not depend on how they are divided into
+ * calls. Takes [n, k] and [n] memory for the call. Deterministic for a fixed split of the vocabulary; with codings of 8 and
+ * 16 bits other splits change at most a few positions. Errors, the same on every rank, and nothing is then
+ * added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
  * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
  * -infinity; IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
                                                 const xd_teacher_cache_block *block);
 
-/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
- * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
- * file. */
+/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors, without a file:
+ * ARGUMENT when nothing was added or the last document is incomplete (its last `next` is not -1), IO. */
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
-/* Gives up: no file, the writer is freed. Local. NULL is fine. */
+/* Discards the file and frees the writer. Local. NULL is fine. */
 XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 
 /* ---- reading ---- */
@@ -2593,7 +2597,7 @@ XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 /* An open cache. Immutable; may be shared by threads. */
 typedef struct xd_teacher_cache xd_teacher_cache;
 
-/* Everything its header says. */
+/* The contents of its header. */
 typedef struct xd_teacher_cache_info {
     xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
     int64_t positions, documents;
@@ -2613,94 +2617,94 @@ typedef struct xd_cached_document {
 typedef struct xd_cached_position {
     int32_t id, next;     /* next is -1 at the end of a document */
     xd_token_span span;   /* zero when the cache has none */
-    double next_log_prob; /* at temperature 1; -infinity without next token */
+    double next_log_prob; /* at temperature 1; -infinity without a next token */
     double tail;          /* probability; see xd_teacher_cache_entries */
 } xd_cached_position;
 
-/* Opens a cache by mapping it (a system without maps reads it whole).
+/* Opens a cache by mapping it into memory (where a system cannot map files, it is read whole).
  *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
  *
- * A file is hostile input: it is read through once, and every count, id, order and log-probability is checked
- * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what breaks the
- * form above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
+ * A file is hostile input: it is read once from end to end, and every count, id, order and log-probability is checked
+ * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what violates the
+ * format above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
  * with all hashes; MEMORY. Close with xd_teacher_cache_close. */
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                        xd_teacher_cache **out);
 
-/* The same over bytes in memory, which must stay as long as the object. */
+/* The same over bytes in memory, which must outlive the object. */
 XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                               const xd_projection_origin *expected, xd_teacher_cache **out);
 
 /* Closes the cache, in the context that opened it. NULL is fine. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
 
-/* Local. */
+/* The contents of the header. Local. */
 XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache);
 
 /* Document d of [0, documents). Errors: ARGUMENT. */
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out);
 
-/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions it does not
- * have. */
+/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions out of
+ * range. */
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
                                        int64_t count, xd_cached_position *out);
 
-/* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
- * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
+/* The k most probable ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
+ * the tail sum to 1: they are normalised after decoding. Errors: ARGUMENT for a position out of range. */
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities);
 
 /* >>teacher/route */
 
-/* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
- * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
- * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+/* Moves a teacher's outputs to a student on other ranks, or on the same ranks with another
+ * split. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
+ * (any ascending list of intervals, such as the two blocks of the load-balanced order) and columns. A route moves one
  * teacher's payload, micro-batch by micro-batch:
  *
  *   every rank      xd_route_create
  *   teacher ranks   xd_route_send for each of their micro-batches, or xd_route_slot, fill it, xd_route_post
  *   student ranks   xd_route_take, read the window, xd_route_release, for each of theirs
  *
- * Calls take turns by themselves and go on over any number of steps. A rank on both sides takes once it has
- * posted what xd_route_describe says is due:
+ * Steps follow each other without further calls: after a step's last micro-batch comes the next step's first. A rank on
+ * both sides first posts as many micro-batches as xd_route_describe reports due, then takes:
  *
  *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
  *
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
- * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
- * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
- * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
- * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
- * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
- * of them use messages.
+ * Between threads, and between processes of one node with any communicator, the ring is shared memory:
+ * a window that lies contiguously in one slot, with the requested dtype, is a pointer into
+ * it; other windows are copied once from the slots. Processes share a file in /dev/shm, which is unlinked
+ * before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * another node, shares its process with another rank, or the system refuses it memory, a file or a GPU's memory, all
+ * ranks use messages.
  *
- * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
- * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
+ * With messages the payload goes over the communicator: the students' step i is one all_to_all of all ranks with a
+ * side, inside xd_route_take on student ranks, and on ranks that are teachers only inside the xd_route_post
  * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
  *
- * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
- * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
- * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
- * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
- * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
- * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
- * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
+ * On contexts with a GPU (xd_cuda_create) rows are in device memory: what is sent, slots and windows. Ids are lists
+ * in host memory, as the losses take them. Teachers fill slots and students read them by work on the
+ * streams of their contexts: a post covers the work queued on the teacher's stream before it, and a window may be read
+ * by work queued on the student's stream between take and release. Calls wait on the host for each other's calls, as
+ * on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
+ * that share rings the streams signal what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
+ * for the teacher's GPU, and xd_route_slot for the students' when all slots are full; the waiting rank's own GPU continues
  * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
- * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
- * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
- * NCCL takes the ids too, and then the host waits for them.
+ * them; rings that processes share come from cudaMalloc, whatever the allocator of xd_cuda_desc. Messages need a
+ * communicator that takes device memory: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
+ * NCCL moves the ids too, and then the host waits for them.
  *
- * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
+ * The rows a student gets have the teacher's bits (rounded to bf16 when the wire is bf16), for every split on
  * either side and on every transport. */
 typedef struct xd_route xd_route;
 
-/* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
+/* What a row is. All three are moved in the same way; COLUMNS adds a list of ids for each sample. */
 typedef enum xd_route_payload {
     XD_ROUTE_LOGITS = 0, /* V_t logits */
     XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_vocab_topk_gather */
-    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
+    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head itself */
 } xd_route_payload;
 
 /* Positions [begin, end) of a sample. */
@@ -2708,9 +2712,9 @@ typedef struct xd_route_span {
     int64_t begin, end;
 } xd_route_span;
 
-/* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
- * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
- * collectives of their own, have the same samples and micro-batches: then they post in step. */
+/* What one rank computes (teacher) or needs (student) in a step. Teacher ranks that hold the same positions and
+ * columns of a sample are replicas, and a student reads from one of them. Ranks that compute a sample together, with
+ * collectives among them, must have the same samples and micro-batches, so that they post at the same time. */
 typedef struct xd_route_side {
     int64_t sample_count;           /* 0 -> this rank is not on this side */
     int64_t sample_begin;           /* its samples are this one and those after it, ... */
@@ -2718,30 +2722,31 @@ typedef struct xd_route_side {
     int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
     const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
     int span_count;
-    int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
+    int64_t column_begin, column_end; /* both 0 -> all columns; none: n, n for any n but 0 */
 } xd_route_side;
 
-/* What to build a route from. Read during the call only; all but the sides and `dtype` is the same on every
+/* What to build a route from. Read during the call only; all fields except the sides and `dtype` are the same on every
  * rank. */
 typedef struct xd_route_desc {
     xd_route_payload payload;
-    int64_t samples; /* required; of a step: they are numbered from 0 */
+    int64_t samples; /* required; in a step, numbered from 0 */
     int64_t length;  /* required; positions of a sample */
     int64_t columns; /* required; V_t, k or H */
     xd_dtype wire;   /* what slots hold, F32 or BF16; NONE -> F32 */
     xd_dtype dtype;  /* what this rank's windows hold; NONE -> wire */
-    /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
+    /* Micro-batches in a teacher rank's ring; 0 -> as many as students need at the same time, and one more
      * for the next. */
     int slots;
-    bool messages; /* move by messages, although the ranks may see each other's memory */
+    bool messages; /* use messages even where the ranks could share memory */
     xd_route_side teacher, student;
 } xd_route_desc;
 
-/* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
+/* What a student reads: one micro-batch of its side. Row b * held + i is position i of its side in the micro-batch's
+ * sample b. */
 typedef struct xd_route_window {
     xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
     const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
-    int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
+    int64_t sample_count; /* 0 when this rank, unlike others, has no micro-batch left */
     bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
 } xd_route_window;
 
@@ -2753,53 +2758,54 @@ typedef struct xd_route_info {
     int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
     int needed;   /* slots without the one for the next micro-batch */
-    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
+    bool shared;  /* the ring is shared memory of threads, or of processes of one node; else messages */
     size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
-/* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
+/* Plans the route: which rectangle of which shard goes where. Checks that every window is covered by shards that
  * do not overlap.
  *
- * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
- * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
- * words for each rectangle this rank sends or takes, and for each rank and sample; and what
- * xd_route_info.bytes says.
+ * Collective over comm, ranks without a side included; those have nothing more to do. comm
+ * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: a few
+ * words for each rectangle this rank sends or takes, and for each rank and sample; and
+ * xd_route_info.bytes.
  * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
- * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
- * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
+ * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than the
+ * students need at the same time), SHAPE (shards overlap in part, or part of a window is in no shard: the message has
  * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
-/* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
- * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
- * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
- * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
- * still read it; so does all of a route whose own GPU has not ended by then.
+/* Frees the route. Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot
+ * notify them. A window that was not released becomes invalid. On GPUs that share rings the host waits for this rank's GPU,
+ * and a teacher rank also until students have released what it posted or have destroyed their route; between processes,
+ * until they have destroyed it or have exited. After timeout_seconds its ring stays allocated, because a student may
+ * still read it; if this rank's GPU has not finished by then, the whole route stays allocated.
  *
- * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
- * that fails ends the route for all its ranks, and leaves the communicator as it is. */
+ * When a rank that shares rings with other processes dies, ranks that wait for it get PEER. The first wait
+ * that fails ends the route for all its ranks and does not change the communicator. */
 XD_API void xd_route_destroy(xd_route *route);
 
-/* What was agreed, and where this rank stands. Local. */
+/* What was agreed, and this rank's progress. Local. */
 XD_API xd_route_info xd_route_describe(const xd_route *route);
 
-/* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
- * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
- * before the post gives the same slot.
+/* The slot for this rank's next micro-batch: rows [its samples * held, columns of this side] with the wire's
+ * dtype, and, for COLUMNS, ids [its samples, columns] on the host (ids may be NULL otherwise). Calling again
+ * before the post returns the same slot.
  *
- * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
- * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
- * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
+ * Waits until no student needs the slot's previous contents, at most timeout_seconds; on a GPU the host waits until the
+ * students have called xd_route_release, and the context's stream waits for their GPUs: fill the slot by work on that
+ * stream. Errors: STATE (not a teacher rank; this rank's student side must take first), TIMEOUT and PEER naming the
+ * rank. */
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
 
-/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
- * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
+/* Makes the slot visible to students, with all work queued on the context's stream so far; they read it until they
+ * release it. With messages, on a rank that is a teacher only: collective, see above. Errors: STATE (xd_route_slot was
  * not called), DEVICE, those of the communicator. */
 XD_API xd_result xd_route_post(xd_route *route);
 
-/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
- * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
- * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
+/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids may be changed when it
+ * returns; on a GPU, rows by work on the context's stream. Further errors, before any wait: SHAPE, DTYPE,
+ * ARGUMENT (no ids; on a GPU rows in host memory, or ids that are not). */
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
 
 /* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
@@ -2807,12 +2813,12 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
  * naming the rank. */
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
 
-/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
- * when there is none, DEVICE. */
+/* Ends reading of the window; on a GPU, after the work queued on the context's stream so far. Local. Errors: STATE
+ * when no window is taken, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
-/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the ids that xd_vocab_topk_columns
- * gives, as xd_xtoken_loss chooses them, and the logits of those columns.
+/* The columns of COLUMNS, chosen on the teacher's ranks: for each sequence the ids that xd_vocab_topk_columns
+ * chooses, as xd_xtoken_loss would, and the logits of those columns.
  *
  *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
@@ -2829,8 +2835,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
 /* >>xtoken/xtoken */
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
- * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
- * that are kept:
+ * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the selected teacher
+ * columns:
  *
  *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
  *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
@@ -2842,19 +2848,18 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
  *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
  *   CACHED     J: the ids that a cache has at the chunk's teacher positions
  *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
- *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
- *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
+ *              q = mean_t softmax(x_t / tau) M, columns J; without a projection M is the identity
+ *              d(c) = sum_J a (ln a - ln q), plus the same term for the mass outside J, 1 - sum_J a and 1 - sum_J q
  *                     reverse: with a and q exchanged
- *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
+ *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's tokens, divided by
  *              the chunk's length
- *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
+ *              d(c) = (l_s - l_t)^2, or the KL between Bernoulli distributions of probability e^l_t and e^l_s
  *
  *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
  *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
  *
- * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
- * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
- * `compat`. */
+ * CE is the cross entropy of the student's next tokens at temperature 1. Source of the first three forms:
+ * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; the field `compat` lists the differences. */
 typedef enum xd_xtoken_kind {
     XD_XTOKEN_PROJECTED = 0,
     XD_XTOKEN_GOLD,
@@ -2869,55 +2874,54 @@ typedef enum xd_likelihood_form {
     XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
 } xd_likelihood_form;
 
-/* How several teachers become one KD. */
+/* How several teachers are combined into one KD. */
 typedef enum xd_xtoken_mode {
     XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
     /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
      * their logits. With any other teacher: SUM with static weights. */
     XD_XTOKEN_AVERAGED_LOGITS,
-    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
+    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its labels, weight 1 */
 } xd_xtoken_mode;
 
-/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
+/* The score behind dynamic weights: a mean over the positions of comm, at temperature 1. */
 typedef enum xd_xtoken_score {
     XD_XTOKEN_SCORE_NONE = 0,
     XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
-    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
-    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
+    XD_XTOKEN_SCORE_ENTROPY, /* minus the teacher's entropy */
+    XD_XTOKEN_SCORE_MAX_PROB /* the teacher's largest probability */
 } xd_xtoken_score;
 
-/* What a teacher of kind PROJECTED has. */
+/* Inputs of a teacher of kind PROJECTED. */
 typedef struct xd_xtoken_projected {
-    /* Required; [V, V_t]. With a GPU one from xd_projection_upload: another is copied there in every call. */
+    /* Required; [V, V_t]. With a GPU use one from xd_projection_upload: any other is copied there in every call. */
     const xd_projection *projection;
     /* [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share the sequence: J
-     * was chosen where the teacher ran (xd_vocab_topk_gather), and rows of logits hold those k columns alone. Not with
-     * scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+     * was chosen on the teacher's ranks (xd_vocab_topk_gather), and rows of logits hold only those k columns. Not with
+     * scores, SELECT or compat. NULL -> rows hold all columns, and the loss chooses J. */
     const int64_t *column_ids;
 } xd_xtoken_projected;
 
-/* ... GOLD ... */
+/* Inputs of a teacher of kind GOLD. */
 typedef struct xd_xtoken_gold {
     const xd_exact_map *map; /* required; relaxed: H-KL */
 } xd_xtoken_gold;
 
-/* ... CACHED, and LIKELIHOOD without logits: what a cache knows instead. Of the teacher's logits,
- * `rows` alone is read, and data is NULL. */
+/* Inputs of a teacher of kind CACHED, or of LIKELIHOOD without logits: a cache instead of logits. Of the teacher's
+ * `logits` only the field `rows` is read, and data is NULL. */
 typedef struct xd_xtoken_cached {
-    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the desc's temperature */
-    const int64_t *positions;           /* [rows of logits] places in it; -1 where there is no chunk */
-    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
-    const xd_projection
-        *projection; /* CACHED; as xd_xtoken_projected has it. NULL -> one vocabulary, M = 1 */
+    const xd_teacher_cache *cache; /* the same file on every rank; CACHED: at the desc's temperature */
+    const int64_t *positions;      /* [rows of logits] positions of the cache; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: a cache of others is refused; NULL -> any */
+    const xd_projection *projection;    /* CACHED; as in xd_xtoken_projected. NULL -> one vocabulary, M = 1 */
 } xd_xtoken_cached;
 
-/* ... and LIKELIHOOD. A chunk is summed over the positions that predict its tokens. Nobody predicts the first token of a sequence: where no
- * start token stands before the text, mask the chunk it belongs to. */
+/* Inputs of a teacher of kind LIKELIHOOD. A chunk is summed over the positions that predict its tokens. No position
+ * predicts the first token of a sequence: when the text has no start token before it, mask that token's chunk. */
 typedef struct xd_xtoken_likelihood {
     xd_likelihood_form form;
     const float
-        *target_log_probs; /* [rows of logits] of its next tokens; NULL -> from `cached.cache`, or else from
-                                      logits and labels */
+        *target_log_probs; /* [rows of logits] of the teacher's next tokens; NULL -> from `cached.cache`, or
+                                      else from logits and labels */
     const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_likelihood;
 
@@ -2938,9 +2942,9 @@ typedef struct xd_xtoken_teacher {
     xd_xtoken_likelihood likelihood; /* LIKELIHOOD */
     double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is the desc's */
-    double weight;                   /* omega_i, without a score; 0: it is left out */
-    xd_ids labels;             /* [rows of logits] its next tokens, for scores; SAME: none -> the student's */
-    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
+    double weight;                   /* omega_i, without a score; 0: the teacher is left out */
+    xd_ids labels; /* [rows of logits] the teacher's next tokens, for scores; SAME: none -> the student's */
+    const float *label_weight;    /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
 } xd_xtoken_teacher;
 
@@ -2951,40 +2955,40 @@ typedef struct xd_xtoken_teacher_values {
     double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
     double denominator; /* D_i */
-    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
-    double compared;    /* ... of these; where the loss is not finite nothing agrees */
+    double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
+    double compared; /* ... out of so many; those whose loss is not finite do not agree */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
     double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
-    double kd_weight;    /* what was used */
+    double kd_weight;    /* the one used: the desc's, or the balance */
     double
-        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
-                       the same */
-    double right; /* weight of the counted positions where the student's argmax is the label ... */
-    double tokens; /* ... and of all of them */
+        balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
+                       equally large */
+    double right;  /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens; /* ... and of all counted positions */
     double token_denominator;
     int selected; /* SELECT: the teacher; else -1 */
 } xd_xtoken_values;
 
-/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
- * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
- * results, is the host's. Projections may be there or here. */
+/* Inputs and options of xd_xtoken_loss. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
+ * logits and gradient and the workspace are device memory; everything else, lists, weights, labels, maps and
+ * results, is host memory. Projections may be in either. */
 typedef struct xd_xtoken_desc {
     xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
     const xd_vocab *vocab;      /* required; a projection has its size */
     int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
     xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
     const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
-    /* As in the other losses, [rows], but in memory of the host (scale and denominator: there or here), and
+    /* As in the other losses, [rows], but in host memory (scale and denominator: host or device), and
      *   labels       none -> no CE
-     *   mask         0 -> the row counts for neither CE nor SAME; chunks have a mask of their own
+     *   mask         0 -> the row counts for neither CE nor SAME; chunks have chunk_mask
      *   row_weight   of CE and SAME, includes the sample's
-     *   scale        multiplies loss and gradient, and kd and ce, the teachers' too, but no sums. Not finite: a
+     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite: a
      *                finding of row 0, and it counts as 0
      *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
-     *   comm         data and sequence axes, sums run over it; NULL -> sequence_comm
+     *   comm         data and sequence axes: results are summed over it; NULL -> sequence_comm
      *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
      *                values only
      *   row_loss     must be NULL: chunks have losses, rows do not
@@ -2994,30 +2998,30 @@ typedef struct xd_xtoken_desc {
     int teacher_count;
     xd_xtoken_mode mode;
     xd_xtoken_score score;        /* SUM: NONE -> static weights */
-    double alpha;                 /* of dynamic weights; 0: all alike */
+    double alpha;                 /* of dynamic weights; 0: all are equal */
     bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
     double temperature;           /* 0 -> 1 */
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
     int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
-    int64_t tail;     /* GOLD: longest sorted lists, at least 1 */
+    int64_t tail;     /* GOLD: maximum length of the sorted lists, at least 1 */
     double kd_weight; /* see xd_xtoken_values.balance */
-    double ce_weight; /* one of the terms has a weight that is not 0 */
-    bool balance;     /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
-    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
-     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
-     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
-     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
-     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
+    double ce_weight; /* at least one of the two weights is not 0 */
+    bool balance;     /* kd_weight = this call's balance and ce_weight = 1, at the cost of one more pass */
+    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, also masked ones
+     * (default: for each sequence from its counted positions); a not divided by its sum, so d may be
+     * negative; D is the number of chunks, at least 1 (default: the sum of their sample weights); GOLD uses sample weights
+     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count. With J for
+     * the micro-batch the loss depends on how the batch is divided, in INVARIANT mode too. */
     bool compat;
-    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and threads
-     * of the context share a tile: PROJECTED has 16 chunks for each, so that more than two want more. GOLD: always one. CACHED on a GPU: no more
-     * than 16 MB hold, of [V_t] words each. */
+    /* Chunks (SAME: rows) computed together; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and the
+     * threads of the context share a tile, in PROJECTED 16 chunks each: more than two threads need a larger tile. GOLD:
+     * always one. CACHED on a GPU: at most as many as 16 MB hold, of [V_t] words each. */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
 } xd_xtoken_desc;
 
-/* NeMo-RL's numbers: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
+/* NeMo-RL's settings: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, one sequence; and a
  * teacher of a kind with weight 1. All else is zero. Pure. */
 XD_API xd_xtoken_desc xd_xtoken_defaults(void);
 XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
@@ -3027,35 +3031,35 @@ XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
  * times 64 (INVARIANT: 0), 8 bytes a column of this shard and 12 an entry of its projection; for SAME [tile, J] times
  * 16, [J] times 16, [V] times 8 and on a CPU [V/tp] f32; for GOLD [V/tp + V_t] times 8 (INVARIANT: 17, on a GPU 24),
  * [V/tp] f32 twice or [V_t], the tails, and on a GPU the map; for LIKELIHOOD 32 bytes a chunk, 16 a row and 48 a row
- * of logits, as scores take them. CACHED takes memory of its own for the call: [V_t] doubles, 32 bytes a teacher
- * position, 12 bytes an entry of J, and 8 (INVARIANT: 17, on a GPU 24) those of a tile; on a CPU of as many tiles as
- * make 16384 entries, and 12 bytes a column of this shard; on a GPU of all chunks, and a tile's [V_t] words, at most
+ * of logits, as for scores. CACHED allocates memory for the call instead: [V_t] doubles, 32 bytes per teacher
+ * position, 12 bytes per entry of J, and 8 (INVARIANT: 17, on a GPU 24) per entry of a tile; on a CPU for as many tiles as
+ * make 16384 entries, and 12 bytes per column of this shard; on a GPU for all chunks, and a tile's [V_t] words, at most
  * 16 MB of them or one chunk's. 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
  * weights and the choice of columns are constants in it.
  *
- * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
- * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
- * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics take
- * [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits
- * for every split of vocabulary, positions and sequences.
+ * Collective over the vocabulary, sequence_comm and comm; a few exchanges per tile, of [tile, J] doubles
+ * (PROJECTED, CACHED), or a few per chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
+ * on one rank of the sequence is computed by that rank only and exchanged over the vocabulary only; other chunks involve
+ * every rank of the sequence, so it is best to split a sequence into contiguous intervals. Besides the workspace, row
+ * statistics take [T] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the
+ * same bits for every split of vocabulary, positions and sequences.
  *
- * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
- * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each of LIKELIHOOD
- * that comes as logits, and at the end of each pass for the divergences, so that the results are on the host when the call
- * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
- * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
- * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
- * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ * On a GPU all kinds are supported, also together. The work is queued on the context's stream, and the host
+ * waits for it: with labels once for statistics of rows, once for each teacher that is scored and each LIKELIHOOD teacher
+ * with logits, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * returns. The host does not wait between tiles; a larger `tile` means fewer and larger launches: PROJECTED and CACHED need
+ * about ten per tile, SAME four, GOLD about twenty per chunk, LIKELIHOOD one per pass. Besides the workspace, row
+ * statistics take device memory for the call, and lists take host memory; the host reads a cache once per call. Bits on a
+ * GPU: in INVARIANT mode the same for every split on GPUs, and equal to those of a CPU up to rounding.
  *
  * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
- * chunk. Nothing counted at all: everything is zero and status says so. */
+ * a teacher without logits. Data errors: a label outside the vocabulary, and chunks or positions whose
+ * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; its first
+ * finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
+ * chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>xtoken/uld */
@@ -3064,14 +3068,13 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
  * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
  * compared. */
 
-/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+/* The distribution of a chunk of several tokens: that of one token times the probabilities of the
  * others. */
 typedef enum xd_uld_merge {
-    XD_ULD_BAYESIAN =
-        0,          /* the last token's distribution times the probabilities of those before it; row t - 1
-                            predicts token t */
-    XD_ULD_OBSERVED /* TRL's default: the first token's times the later ones', with row t taken for the
-                            prediction of token t, off by one; for parity */
+    /* The last token's distribution times the probabilities of the tokens before it; row t - 1 predicts token t. */
+    XD_ULD_BAYESIAN = 0,
+    XD_ULD_OBSERVED /* TRL's default: the first token's distribution times the later tokens' probabilities, with row t
+                       taken as the prediction of token t, which is off by one; for parity */
 } xd_uld_merge;
 
 /* One side of a sequence. */
@@ -3085,11 +3088,11 @@ typedef struct xd_uld_side {
 /* One sequence. */
 typedef struct xd_uld_desc {
     xd_uld_side student, teacher;
-    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    const xd_aligned_chunk *chunks; /* [chunk_count] chunks with an empty side are ignored */
     int64_t chunk_count;
     xd_uld_merge merge;
     /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
-     * TRL, the rest sorted. NULL: all of it sorted. */
+     * TRL, all other ids as sorted lists. NULL: all ids as sorted lists. */
     const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
     int64_t matched_count;
     double matched_weight, unmatched_weight;
@@ -3100,22 +3103,22 @@ typedef struct xd_uld_desc {
                               NULL -> none */
 } xd_uld_desc;
 
-/* What a sequence gave. */
+/* Results of one sequence. */
 typedef struct xd_uld_values {
     double loss;               /* scale (weights) times the two below, over the denominator */
-    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    double matched, unmatched; /* over the denominator; without matched ids everything is unmatched */
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
 /* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
- * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * matched ids and *out are host memory, and the call waits for the values. Equal logits are ranked by id.
  * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
- * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
- * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a CPU of a chunk for each thread of the context, on
- * a device of as many chunks as 64 MB are enough for.
+ * Local: one rank computes a whole sequence, so the distribution of sequences over ranks changes no bit, in any mode. The
+ * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
+ * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
+ * a GPU for as many chunks as 64 MB hold.
  * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
  * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
@@ -3634,9 +3637,9 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 
 /* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
  * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
- * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
+ * byte tokens, a few repaired multi-byte characters. Cases that the reference misses are missed here too, for parity. */
 
-/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
+/* Writes the canonical form of one token into out, which holds at least size + 2 bytes, and returns its length.
  * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
 XD_API int64_t xd_canonical_token(xd_text token, char *out);
 
@@ -3649,7 +3652,7 @@ typedef struct xd_canonical {
     int64_t count;
 } xd_canonical;
 
-/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
+/* Canonical forms of a whole sequence, where tokens that are parts of one character are joined. Local.
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
 XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
@@ -3659,18 +3662,18 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 /* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
     xd_texts student,
-        teacher; /* sequences of surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
+        teacher; /* surface strings of the tokens as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
     int max_combination; /* tokens that one token may match; 0 -> 4 */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
- * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
- * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
- * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+ * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded
+ * sequences and its result depends on the padding; use xd_align_bytes for everything else. Time O(n m K), memory O(n m)
+ * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
 XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
- * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
+ * repairs. *score (may be NULL) in the reference's units: 3 for a match, -3 for a mismatch, -1.5 for a token without
  * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
@@ -3681,15 +3684,15 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 /* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
- * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
+ * it, nothing is renormalised, so for rows that do not sum to 1 the value is not a divergence and may be negative.
  *
  *   student, teacher  [T, V] f32 or bf16, on one rank
- *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   beta              0 is the forward and 1 the reverse KL; otherwise the JSD with this weight
  *   denominator       what the sum is divided by; not 0
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
- *   loss              of the host
+ *   loss              in host memory
  *
- * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
@@ -3716,19 +3719,18 @@ typedef struct xd_uld_trl_side {
     const int64_t *labels;      /* [count] -100 where not trained on */
     const xd_token_span *spans; /* [count] bytes of the completion */
     int64_t count;
-    bool skip_eos; /* the last token of the span is left out, whatever it is */
+    bool skip_eos; /* the last token that is trained on is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* A sequence as TRL cuts it. */
+/* A sequence as TRL divides it into groups. */
 typedef struct xd_uld_trl_desc {
     xd_uld_trl_side student, teacher;
-    bool extended; /* groups by equal end offsets; false -> tokens by position */
-    xd_uld_merge
-        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+    bool extended;      /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge merge; /* of xd_uld_desc: the Bayesian one has no row for a sequence's first token */
 } xd_uld_trl_desc;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
- * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+/* The pairs of groups that TRL forms, as chunks, for parity: its spans start at the first label. *out has no chunks when
+ * TRL skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif
@@ -3736,8 +3738,8 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, 
 /* >>compat/route_plan */
 
 /* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
- * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves
- * nothing and talks to nobody, so every rank can make that of any other. */
+ * Positions and vocabulary may be split differently on both sides, and unevenly. The plan is pure: it moves no
+ * data and does not communicate, so every rank can compute the plan of any other. */
 
 /* What one teacher rank holds of a sequence's logits: positions by vocabulary. */
 typedef struct xd_teacher_shard {
@@ -3745,8 +3747,8 @@ typedef struct xd_teacher_shard {
     int64_t vocabulary_begin, vocabulary_end;
 } xd_teacher_shard;
 
-/* A rectangle to copy: `positions` x `columns` elements, from a place in the shard's own rows to one in the
- * rows of the window. */
+/* A rectangle to copy: `positions` x `columns` elements, from row and column of the shard to row and column of the
+ * window. */
 typedef struct xd_teacher_piece {
     int64_t shard;
     int64_t from_position, from_column;
@@ -3754,26 +3756,27 @@ typedef struct xd_teacher_piece {
     int64_t positions, columns;
 } xd_teacher_piece;
 
-/* What the ranks of a teacher hold, and the part of it that is wanted. */
+/* What the ranks of a teacher hold, and the part of it to copy. */
 typedef struct xd_teacher_route_desc {
-    const xd_teacher_shard *shards; /* [count]; empty ones, and those outside the window, give no piece */
+    const xd_teacher_shard
+        *shards; /* [count]; empty shards, and those outside the window, give no rectangle */
     int64_t count;
     int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
     int64_t vocabulary;
 } xd_teacher_route_desc;
 
-/* The pieces of the window, in the order of the shards.
+/* The rectangles of the window, in the order of the shards.
  *
  *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
  * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
- * some of it is in no shard, with how much. */
+ * part of it is in no shard, with how much. */
 XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
-/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
- * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
+/* Copies one rectangle from its shard's rows to the window's, converting between f32 and bf16; on a GPU both are device
+ * memory and the work is queued on the context's stream. Local, allocates nothing. Errors: SHAPE when the rectangle leaves
  * either, DTYPE. */
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
@@ -25198,7 +25201,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 
 /* ---- unicode.c ---- */
 
-/* Categories of all code points in two stages, and what normalisation looks up. */
+/* Categories of all code points in a two-stage table, and the tables of normalisation. */
 typedef struct xdi_unicode {
     uint16_t block[0x1100];  /* of code point >> 8 */
     uint8_t *properties;     /* [blocks][256]: category, and the flags below */
@@ -25213,7 +25216,7 @@ enum {
     XDI_UNICODE_NFC = 32,      /* NFC changes the character */
     XDI_UNICODE_NFKC =
         64, /* NFKC does: it has a compatibility decomposition, perhaps inside its canonical one */
-    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or trade places with it */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or be reordered with it */
     XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
     XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
 };
@@ -25222,11 +25225,11 @@ enum {
 XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask); /* "L", "Lu", "N", ... */
 XD_PRIVATE uint32_t xdi_unicode_space_mask(void);
 
-/* Memory is the context's; NULL when there is no room. */
+/* Memory is the context's; NULL when it has no memory. */
 XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx);
 XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u);
 
-/* Code points that fold to the same one as `point`, without it: count, at most 4. */
+/* Code points that fold to the same one as `point`, without `point`; returns their number, at most 4. */
 XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]);
 
 /* Full decomposition of one code point. */
@@ -25237,7 +25240,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* One character: its bytes, at least 1; a byte that starts no well-formed sequence is XDI_UNICODE_INVALID. */
 XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point);
-/* Bytes of the character that ends at `at`, as decoding from the front would cut it. at > begin. */
+/* Bytes of the character that ends at `at`, as decoding from the front would give. at > begin. */
 XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at);
 XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]);
 
@@ -25254,7 +25257,7 @@ XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t by
                                         xdi_pattern **out);
 XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
 
-/* A place to come back to: the options are the character borders from high down to low. */
+/* A backtracking point: the options are the character boundaries from high down to low. */
 typedef struct xdi_pattern_choice {
     size_t low, high; /* low = SIZE_MAX: high is the only one */
     uint32_t op;
@@ -25268,12 +25271,12 @@ typedef struct xdi_matcher {
     size_t bytes;
     xdi_pattern_choice *stack;
     size_t used, capacity;
-    uint64_t steps; /* left; what a pattern may do is bounded by the length of the text */
+    uint64_t steps; /* left; the maximum depends on the length of the text */
 } xdi_matcher;
 
 XD_PRIVATE void xdi_matcher_release(xdi_matcher *m);
 
-/* Prepares for one text; `steps` is set to 256 a byte and some. */
+/* Prepares for one text; `steps` is set to 256 per byte and a constant. */
 XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes);
 
 /* The first match of the pattern that is not empty in [from, to) of the text, which `$` and look-ahead take
@@ -25284,7 +25287,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 /* ---- tokenizer.c ---- */
 
 enum {
-    XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_IDS = 1 << 21, /* maximum of largest id + 1; files above it are refused */
     XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
@@ -25313,10 +25316,10 @@ typedef struct xdi_merge {
     int32_t rank, id;
 } xdi_merge;
 
-/* A token that is matched before everything else. */
+/* A token that is matched before splits and merges. */
 typedef struct xdi_added {
     int32_t id;
-    uint32_t text, bytes; /* in the blob; what is looked for */
+    uint32_t text, bytes; /* in the blob; the text that is matched */
     bool special, strip_left, strip_right, single_word, normalized;
 } xdi_added;
 
@@ -25342,11 +25345,11 @@ typedef struct xdi_rewrite {
     xdi_pattern *pattern;
     char one;              /* the pattern is this ASCII character; 0 -> it is not one */
     uint32_t to, to_bytes; /* in the blob */
-    bool unless_there;     /* prepend only when the text does not begin so */
+    bool unless_there;     /* prepend only when the text does not begin with it */
     bool only_first;       /* ... and only at the beginning of the whole text */
 } xdi_rewrite;
 
-/* What becomes of the matches of a split; the text between them is always a piece. */
+/* What a split does with its matches; the text between them is always a piece. */
 typedef enum xdi_split_behavior {
     XDI_SPLIT_ISOLATED = 1, /* a piece each */
     XDI_SPLIT_REMOVED,
@@ -25374,9 +25377,9 @@ struct xd_tokenizer {
     uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
-    bool ignore_merges; /* a piece that is a token stays whole */
+    bool ignore_merges; /* a piece that is a token is not merged */
     bool byte_fallback, fuse_unknown, adds_prefix;
-    bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
+    bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;
     int32_t byte_id[256];      /* -1: none */
     uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
@@ -25387,15 +25390,16 @@ struct xd_tokenizer {
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
-    int32_t bos, eos;                     /* -1: none */
-    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;        /* -1: none */
+    int32_t
+        around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then after it (`behind`) */
     int before, behind;
     char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
-/* A text with every U+2581 as a blank; its length. out has room for the text. */
+/* Replaces every U+2581 of a text by a blank and returns the length. out is at least as long as the text. */
 XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out);
 /* "<0x0A>" -> 10; -1 for anything else. */
 XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
@@ -25404,20 +25408,20 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
 
 /* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
-/* Gives an id a token that no merge and no text finds. Errors: FORMAT for an id that is taken. */
+/* Gives an id a token that is never found by merges or by text. Errors: FORMAT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes);
 /* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
- * a text that is taken. */
+ * a text that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes, const void *raw, size_t raw_bytes);
 /* Adds a merge; of two for one pair the later one counts. */
 XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
                                              int32_t id);
-/* Derives the merges from the tokens: any two that together are a third. ranks: [size], lower first. */
+/* Derives the merges from the tokens: any two whose concatenation is a third. ranks: [size], lower first. */
 XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
-/* Adds a token to the list that is matched before everything else. A token that the id has already is taken
- * over. */
+/* Adds a token to the list that is matched before splits and merges. A token that the id has already is
+ * replaced. */
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes);
 /* Appends a split by a pattern, or by a literal when `literal` is set. */
@@ -25428,16 +25432,16 @@ XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind
 /* What a caller's special tokens take: *size and *bytes grow as needed. Errors: ARGUMENT. */
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes);
-/* Adds them. Errors: ARGUMENT for an id that is taken. */
+/* Adds them. Errors: ARGUMENT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
-/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+/* One more token around a text. When there are too many, add_special will be refused. */
 XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
-/* Why add_special cannot be done; of several reasons the first is kept. */
+/* Records why add_special cannot be done; of several reasons the first. */
 XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
 /* The ADDED or SPECIAL token of a name, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
-/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
- * missing. The special tokens are there already. */
+/* Names of the tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens were added before. */
 XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
 /* The caller's begin and end tokens instead of the file's, once the object is complete. */
 XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc);
@@ -25461,7 +25465,7 @@ static inline uint32_t xdi_merge_hash(uint64_t pair) {
     return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
 }
 
-/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table shows.
  */
 static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -25475,14 +25479,14 @@ static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, i
 
 /* ---- tokenizer_text.c ---- */
 
-/* From byte `at` of a changed text on: it stands for bytes [from, to) of the original, one to one when
- * `linear`, else as a whole. The next run's `at` ends it. */
+/* A run of a changed text from byte `at` on: it replaces bytes [from, to) of the original, one to one when
+ * `linear`, else as a whole. It ends at the next run's `at`. */
 typedef struct xdi_text_run {
     uint32_t at, from, to;
     bool linear;
 } xdi_text_run;
 
-/* A text and where it comes from. */
+/* A text and its runs. */
 typedef struct xdi_text {
     uint8_t *bytes;
     size_t length, capacity;
@@ -25501,7 +25505,7 @@ typedef struct xdi_text_view {
 /* Buffers of rewriting. */
 typedef struct xdi_rewriter {
     xdi_text texts[4]; /* two for each half of the rewrites */
-    uint32_t *points;  /* of one cluster, and as much room again */
+    uint32_t *points;  /* of one cluster, and scratch memory of the same size */
     size_t point_capacity;
     xdi_matcher matcher;
 } xdi_rewriter;
@@ -25514,13 +25518,13 @@ XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r);
 
 /* The original bytes of [begin, end) of a view. `run` is a cursor that only moves on. */
 XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end);
-/* Part of a view; its runs are in `runs`, which has room for run_count of the view. `run` as above. */
+/* Part of a view; its runs are in `runs`, which holds at least the view's run_count. `run` as above. */
 XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *run, size_t begin, size_t end,
                                        xdi_text_run *runs);
 
 /* ---- formats of files ---- */
 
-/* What a loader is given; `root` is the text as JSON, NULL where it is none. */
+/* Input of a loader; `root` is the text as JSON, NULL when it is not JSON. */
 typedef struct xdi_tokenizer_file {
     const char *text;
     size_t bytes;
@@ -26741,8 +26745,8 @@ static bool xdi_unicode_recomposes(int pair) {
     return xdi_unicode_pairs[3 * pair] & 1u;
 }
 
-/* What a character decomposes into decides for it too. A first of a pair that is itself a pair has a lower
- * code point or no flags, so one pass is enough. */
+/* A character also gets the flags of the characters that it decomposes into. A first of a pair that is itself a pair has a
+ * lower code point or no flags, so one pass is enough. */
 static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
     for (int i = 0; i < XDI_UNICODE_COMPATS; i++) {
         const uint32_t first = xdi_unicode_pool[u->compat_points[XDI_UNICODE_COMPATS + i]];
@@ -26753,7 +26757,7 @@ static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
             (uint8_t)(flat[xdi_unicode_pairs[3 * i + 1]] & (XDI_UNICODE_NFKC | XDI_UNICODE_JOINS));
 }
 
-/* The code points whose distances the generated tables hold, and the flags of every code point. */
+/* The code points, which the generated tables store as distances, and the flags of every code point. */
 static void xdi_unicode_fill_normal(xdi_unicode *u, uint8_t *flat) {
     uint32_t point = 0, pool = 0;
     for (int i = 0; i < XDI_UNICODE_CLASSES; i++) {
@@ -26964,7 +26968,7 @@ static uint32_t xdi_unicode_pair(const xdi_unicode *u, uint32_t first, uint32_t 
 
 XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
     size_t starter = SIZE_MAX, kept = 0;
-    unsigned last = 0; /* class of the code point before, when it was kept after the starter */
+    unsigned last = 0; /* class of the code point before, when it stays after the starter */
     xdi_unicode_order(u, points, count, temp);
     for (size_t i = 0; i < count; i++) {
         const unsigned value = xdi_unicode_class(u, points[i]);
@@ -26983,7 +26987,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* ---- UTF-8 ---- */
 
-/* Is a byte that goes on a character? */
+/* Is this a continuation byte of a character? */
 static bool xdi_utf8_goes_on(uint8_t byte) {
     return (byte & 0xc0u) == 0x80u;
 }
@@ -27037,9 +27041,9 @@ XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]) {
 
 /* >>text/pattern.c */
 
-/* A small backtracking matcher for the patterns that cut text before BPE: alternation, groups, (?i:...),
- * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern becomes a tree, the tree a list of
- * operations; a loop over one class is a single operation, which is nearly all that these patterns do. */
+/* A small backtracking matcher for the patterns that split text before BPE: alternation, groups, (?i:...),
+ * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern is parsed to a tree, the tree compiled to a list of
+ * operations; a loop over one class is a single operation, and these patterns consist of little else. */
 
 #include <string.h>
 
@@ -27072,13 +27076,13 @@ typedef enum xdi_pattern_kind {
     XDI_PATTERN_CHOICE,    /* tree: one of the children; list: try the next operation, then `target` */
     XDI_PATTERN_REPEAT,    /* tree only */
     XDI_PATTERN_JUMP,      /* list only */
-    XDI_PATTERN_ATOMIC,    /* list: match up to `target` for good, then go on behind it */
-    XDI_PATTERN_NOT_AHEAD, /* list: go on at `target` when what stands before it does not match here */
+    XDI_PATTERN_ATOMIC,    /* list: match up to `target` without later backtracking, then continue after it */
+    XDI_PATTERN_NOT_AHEAD, /* list: continue at `target` if the operations before it do not match here */
     XDI_PATTERN_END,       /* $ */
     XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
 } xdi_pattern_kind;
 
-/* Of the tree. Children hang together by `next`. */
+/* A node of the tree. Siblings are linked by `next`. */
 typedef struct xdi_pattern_node {
     xdi_pattern_kind kind;
     bool possessive;
@@ -27086,7 +27090,7 @@ typedef struct xdi_pattern_node {
     uint32_t min, max; /* max UINT32_MAX: no bound */
 } xdi_pattern_node;
 
-/* Of the list. */
+/* An operation of the list. */
 typedef struct xdi_pattern_op {
     xdi_pattern_kind kind;
     bool possessive;
@@ -27100,7 +27104,7 @@ struct xdi_pattern {
     xdi_pattern_range *ranges;
     xdi_pattern_op *ops;
     uint32_t set_count, range_count, op_count, op_capacity;
-    uint32_t alternatives; /* at the top; 1 when there are too many to tell apart */
+    uint32_t alternatives; /* at the top level; 1 when there are too many for the bits of `first` */
     uint32_t starts[XDI_PATTERN_ALTERNATIVES];
     uint32_t first[256]; /* alternatives that can begin with a byte, as bits */
 };
@@ -27164,7 +27168,7 @@ static void xdi_pattern_add_point(xdi_pattern_parser *p, xdi_pattern_set *set, u
     for (int i = 0; i < count; i++) xdi_pattern_add_range(p->pattern, set, mates[i], mates[i]);
 }
 
-/* Joins ranges that overlap and settles the ASCII bits. */
+/* Joins ranges that overlap and completes the ASCII bits. */
 static void xdi_pattern_close_set(xdi_pattern *p, xdi_pattern_set *set, bool negated) {
     xdi_pattern_range *ranges = p->ranges + set->first_range;
     uint32_t kept = 0;
@@ -27322,7 +27326,7 @@ static bool xdi_pattern_parse_number(xdi_pattern_parser *p, uint32_t *number) {
     return p->at > begin;
 }
 
-/* The quantifier at the parser's place; false when there is none. */
+/* The quantifier at the parser's position; false when there is none. */
 static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, uint32_t *max, bool *found) {
     const size_t begin = p->at;
     *found = true;
@@ -27345,7 +27349,7 @@ static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, 
     return XD_OK;
 }
 
-/* Can the tree below a node match nothing? */
+/* Can the tree below a node match the empty string? */
 static bool xdi_pattern_is_empty(const xdi_pattern_parser *p, uint32_t index) {
     const xdi_pattern_node *node = &p->nodes[index];
     if (node->kind == XDI_PATTERN_SET) return false;
@@ -27430,7 +27434,7 @@ static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, 
 
 static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
 
-/* What stands between an operation that matches on its own and its target. */
+/* The operations between one that matches separately and its target. */
 static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
     uint32_t head, done;
     XD_TRY(xdi_pattern_emit(p, kind, &head));
@@ -27441,7 +27445,8 @@ static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind 
 }
 
 static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
-    uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
+    uint32_t split, jump,
+        chain = XDI_PATTERN_NONE; /* jumps to the end, each storing the index of the one before */
     for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
         XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
         XD_TRY(xdi_pattern_emit_node(p, child));
@@ -27534,7 +27539,7 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     return XD_OK;
 }
 
-/* Marks the bytes that what a node matches can begin with; true when it can match nothing. */
+/* Marks the bytes that a match of a node can begin with; true when it can match the empty string. */
 static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint32_t bit) {
     const xdi_pattern_node *node = &p->nodes[index];
     uint32_t *first = p->pattern->first;
@@ -27557,7 +27562,7 @@ static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint3
     return any;
 }
 
-/* Each alternative at the top gets its own code and its own bit in the table of first bytes. */
+/* Each alternative at the top level gets separate code and a bit in the table of first bytes. */
 static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
     xdi_pattern *pattern = p->pattern;
     const uint32_t only = p->nodes[root].child;
@@ -27577,7 +27582,7 @@ static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
 
 static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     const size_t room =
-        p->bytes + 2; /* a character may bring four more by folding: five ranges a byte are enough */
+        p->bytes + 2; /* folding may add four characters to each: five ranges per byte are enough */
     p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
     p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
     p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
@@ -27655,7 +27660,7 @@ static bool xdi_pattern_has(const xdi_pattern *p, const xdi_pattern_set *set, ui
     return in != set->negated;
 }
 
-/* The longest run of a set's characters, at most max; *enough is where it reached min. False when it is
+/* The longest run of a set's characters, at most max; *enough is the offset where it reached min. False when it is
  * shorter. */
 static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, size_t *at, size_t *enough) {
     const xdi_pattern_set *set = &m->pattern->sets[op->set];
@@ -27717,7 +27722,7 @@ static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
     return XD_OK;
 }
 
-/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched tells whether there is
+/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched reports whether there is
  * one. Recursion: one level for each atomic group or look-ahead around the operation. */
 static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t *end, bool *matched) {
     const xdi_pattern_op *ops = m->pattern->ops;
@@ -27796,7 +27801,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 
 /* >>text/tokenizer.c */
 
-/* The tokenizer object: tokens, merges, special tokens, and what files put into it. */
+/* The tokenizer object: tokens, merges, special tokens, and the functions that loaders build it with. */
 
 #include <stdio.h>
 #include <string.h>
@@ -27804,7 +27809,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 enum {
     XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
     XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
-    XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_ADDED = 512,       /* ... that is searched for at each offset of a text */
     XDI_TOKENIZER_MERGES = 1 << 23,  /* the largest files have half a million */
     XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
 };
@@ -27834,7 +27839,7 @@ static bool xdi_tokenizer_is_text(const xd_tokenizer *t, bool raw, int32_t id, c
     return length == bytes && memcmp(t->blob + at, text, bytes) == 0;
 }
 
-/* The slot of a text: its own or a free one; NULL when the table is made to be slow. */
+/* The slot of a text: the one that has it, or a free one; NULL when a hostile file made the table slow. */
 static xdi_slot *xdi_tokenizer_slot(const xd_tokenizer *t, bool raw, const uint8_t *text, size_t bytes) {
     xdi_slot *table = raw ? t->raws : t->pieces;
     const uint32_t hash = xdi_tokenizer_hash_bytes(text, bytes);
@@ -27929,9 +27934,9 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t);
 }
 
-/* The blob was sized by a loader's count. Should the count be wrong, a text is cut, but no memory is touched
- * that is not the blob's: behind it is room for a whole token. */
-/* Room in the blob for bytes that are about to be written; the caller has counted them. */
+/* The size of the blob comes from a loader's count. If that count is wrong, a text is truncated, but nothing outside the
+ * blob is written: after its end there is memory for a whole token. */
+/* Memory in the blob for bytes to be written; the caller has counted them. */
 static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
     const size_t at = t->blob_bytes, left = t->blob_capacity - at;
     XD_ASSERT(length <= left);
@@ -28294,7 +28299,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     return result;
 }
 
-/* Does a text hold a blank after something else? */
+/* Does a text contain a blank after another character? */
 static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     bool other = false;
     for (size_t i = 0; i < bytes;) {
@@ -28306,7 +28311,7 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     return false;
 }
 
-/* Without an unknown token a character may vanish, and what is beside it then meets across a cut. */
+/* Without an unknown token a character may be dropped, and its neighbours could then merge across a split. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
     t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
@@ -28369,8 +28374,8 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
- * same bytes the NORMAL one goes in. */
+/* The table by raw bytes; if the symbols are bytes it would equal the table by text. Of two tokens with the
+ * same bytes the NORMAL one is stored. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
@@ -28387,8 +28392,8 @@ static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The same for the same tokens, merges and added tokens, in whatever order a file has them. Patterns went
- * into it when they were added. */
+/* A hash that is equal for equal tokens, merges and added tokens, in any order in the file. Patterns were
+ * hashed when they were added. */
 static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
     uint64_t hash = t->hash, sum = 0;
     for (int32_t id = 0; id < t->size; id++) {
@@ -28426,7 +28431,7 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     if (!t->merges)
-        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that a look-up is always legal */
     XD_TRY(xdi_tokenizer_normalize_added(t));
     for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
@@ -28437,7 +28442,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;
@@ -28496,15 +28501,15 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
 
 /* >>text/tokenizer_text.c */
 
-/* Text before it is split: normalisation and rewrites, with the place of every byte in the original. */
+/* Text before it is split: normalisation and rewrites, with the offset of every byte in the original. */
 
 #include <string.h>
 
-/* Text that changes on its way to the tokens, and where each byte of it comes from. */
+/* Text that rewrites change, and the original bytes of each of its bytes. */
 
 /* ---- buffers ---- */
 
-/* Room for `more` bytes and one more run. */
+/* Memory for `more` bytes and one more run. */
 static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->length + more > t->capacity) {
         const size_t capacity = t->length + more + t->capacity / 2 + 64;
@@ -28582,7 +28587,7 @@ XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *cursor
 
 /* ---- writing ---- */
 
-/* Bytes [begin, end) of the input as they are. */
+/* Copies bytes [begin, end) of the input unchanged. */
 static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *in, size_t *run, size_t begin,
                                size_t end) {
     while (begin < end) {
@@ -28596,7 +28601,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
         *made = *r;
         made->at = (uint32_t)out->length;
         if (r->linear) made->from += (uint32_t)(begin - r->at);
-        /* What goes on where the last run ends needs no run of its own. */
+        /* Text that continues the last run extends it. */
         if (!last || !last->linear || !r->linear || made->from - last->from != made->at - last->at)
             out->run_count++;
         else
@@ -28608,7 +28613,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
     return XD_OK;
 }
 
-/* New bytes in the place of `span` of the original. */
+/* Writes new bytes that replace `span` of the original. */
 static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
                               xd_token_span span) {
     if (length == 0) return XD_OK;
@@ -28625,7 +28630,7 @@ static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, siz
 
 /* ---- NFC and NFKC ---- */
 
-/* Decomposes one cluster into r->points; their number. Bytes that are no characters never come here. */
+/* Decomposes one cluster into r->points and returns their number. Bytes that are not UTF-8 never reach this. */
 static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                        const uint8_t *at, const uint8_t *end, size_t *count) {
     uint32_t point, one[XDI_UNICODE_LONGEST];
@@ -28650,7 +28655,7 @@ static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool c
     return XD_OK;
 }
 
-/* Writes a cluster of the input normalised: as new bytes, or as it was when nothing changed. */
+/* Writes a cluster of the input normalised: as new bytes, or as a copy when nothing changed. */
 static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                      const xdi_text_view *in, size_t *run, size_t begin, size_t end,
                                      xdi_text *out) {
@@ -28665,7 +28670,7 @@ static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool com
     return xdi_text_put(ctx, out, bytes, length, xdi_text_origin(in, run, begin, end));
 }
 
-/* The properties that a normalisation looks at. */
+/* The properties that a normalisation depends on. */
 static unsigned xdi_rewrite_flags(bool compat) {
     return XDI_UNICODE_JOINS | XDI_UNICODE_NFC | (compat ? (unsigned)XDI_UNICODE_NFKC : 0u);
 }
@@ -28704,7 +28709,7 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
 }
 
-/* Would normalisation leave the text alone? */
+/* Would normalisation leave the text unchanged? */
 static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_text_view *in) {
     const unsigned flags = xdi_rewrite_flags(compat);
     const uint8_t *at = in->bytes, *const end = at + in->length;
@@ -28754,7 +28759,7 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
     return XD_OK;
 }
 
-/* Does this rewrite leave the text as it is? Only what is cheap to see is seen. */
+/* Does this rewrite leave the text unchanged? Checks only what is cheap to check. */
 static bool xdi_rewrite_is_idle(const xd_tokenizer *t, const xdi_rewrite *w, const xdi_text_view *in) {
     if (in->length == 0) return true;
     if (w->kind == XDI_REWRITE_NFC || w->kind == XDI_REWRITE_NFKC)
@@ -28797,12 +28802,12 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
 
 #include <string.h>
 
-/* From text to ids: added tokens are cut out first, the rest is normalised, cut into pieces by the splits,
- * and each piece is merged. A cache remembers what short pieces became. */
+/* From text to ids: added tokens are taken out first, the text between them is normalised and split into pieces,
+ * and each piece is merged. A cache stores the tokens of short pieces. */
 
 enum {
     XDI_ENCODER_CACHED = 1 << 14, /* entries of one cache line each */
-    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is remembered */
+    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is cached */
     XDI_ENCODER_IDS = 7,          /* tokens of one */
     XDI_ENCODER_SHORT = 48        /* symbols up to which a plain search beats a heap */
 };
@@ -28815,14 +28820,14 @@ typedef struct xdi_cached {
     int32_t ids[XDI_ENCODER_IDS];
 } xdi_cached;
 
-/* A part of a piece that is one token so far. */
+/* A part of a piece that is currently one token. */
 typedef struct xdi_symbol {
     int32_t id;              /* -1: taken into the symbol before it */
     uint32_t previous, next; /* indexes; UINT32_MAX at the ends */
     uint32_t begin, end;     /* in the text */
 } xdi_symbol;
 
-/* A merge that was possible when it was found. */
+/* A candidate merge; it may have become impossible since it was found. */
 typedef struct xdi_candidate {
     int32_t rank;
     uint32_t at; /* the left symbol */
@@ -28848,7 +28853,7 @@ struct xd_encoder {
     uint8_t *roles; /* made when an encoding has special tokens around it */
     size_t role_capacity;
     bool parse_special, with_spans;
-    const uint8_t *text; /* the normalised text that is being cut, and its length */
+    const uint8_t *text; /* the normalised text that is being split, and its length */
     size_t length;
 };
 
@@ -28897,7 +28902,7 @@ static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, siz
 
 /* ---- tokens out ---- */
 
-/* Room for `more` tokens, and a few that a whole copy from the cache writes beyond. */
+/* Memory for `more` tokens, and for a few more that a fixed-size copy from the cache writes. */
 static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     const int64_t needed = e->count + (int64_t)more + XDI_ENCODER_IDS;
     if (needed <= e->capacity) return XD_OK;
@@ -28912,7 +28917,7 @@ static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     return XD_OK;
 }
 
-/* One token of bytes [begin, end) of the current text; there is room. */
+/* Appends one token of bytes [begin, end) of the current text; the memory is there. */
 static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end) {
     e->ids[e->count] = id;
     e->spans[e->count].begin = (int64_t)begin;
@@ -28921,7 +28926,7 @@ static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end)
 
 /* ---- the cache ---- */
 
-/* The bytes of a short piece as three words; what lies behind them is cut off. */
+/* The bytes of a short piece as three words, without the bytes after it. */
 static void xdi_encoder_key(const xd_encoder *e, size_t begin, size_t bytes, uint64_t key[3]) {
     static const uint8_t mask[2 * XDI_ENCODER_KEY] = { 255, 255, 255, 255, 255, 255, 255, 255,
                                                        255, 255, 255, 255, 255, 255, 255, 255,
@@ -28958,7 +28963,7 @@ static bool xdi_encoder_recall(xd_encoder *e, const xdi_cached *c, const uint64_
     return true;
 }
 
-/* Remembers the tokens from `first` on, when they tile the piece. */
+/* Caches the tokens from `first` on, if they cover the piece without gap or overlap. */
 static void xdi_encoder_remember(const xd_encoder *e, xdi_cached *c, const uint64_t key[3], size_t begin,
                                  size_t bytes, int64_t first) {
     const int64_t count = e->count - first;
@@ -29010,7 +29015,7 @@ static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) 
     return count;
 }
 
-/* What a character without a token becomes: its bytes, the unknown token, or nothing. */
+/* The tokens of a character without a token: its bytes, the unknown token, or none. */
 static size_t xdi_encoder_unknown(xd_encoder *e, size_t count, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     bool bytes = t->byte_fallback;
@@ -29045,15 +29050,15 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     return count;
 }
 
-/* The merge of two neighbours: its rank, INT32_MAX when there is none, and what it makes. */
+/* The merge of two neighbours: its rank, INT32_MAX when there is none, and its result. */
 static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
     const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
 
-/* The lowest of count > 0 ranks, the leftmost among equals. Even and odd places take turns, so that a comparison need not
- * wait for the one before. */
+/* The lowest of count > 0 ranks, the leftmost among equals. Two minima, of even and of odd indices, so that a comparison
+ * need not wait for the one before. */
 static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     size_t even = 0, odd = count > 1 ? 1 : 0;
     for (size_t i = 2; i + 1 < count; i += 2) {
@@ -29064,7 +29069,7 @@ static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     return ranks[odd] < ranks[even] || (ranks[odd] == ranks[even] && odd < even) ? odd : even;
 }
 
-/* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
+/* The lowest rank first, the leftmost among equals, by a scan of all pairs for each merge. */
 static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
     for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
@@ -29154,7 +29159,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
     return XD_OK;
 }
 
-/* Merges symbols, all of which may be part of a merge, and puts out what is left. */
+/* Merges symbols, all of which may be part of a merge, and appends the resulting tokens. */
 static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
     if (count > XDI_ENCODER_SHORT)
         XD_TRY(xdi_encoder_merge_long(e, s, count, &count));
@@ -29164,7 +29169,7 @@ static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t coun
     return XD_OK;
 }
 
-/* Merges a piece that the cache does not know: what is between symbols of no merge, each by itself. */
+/* Merges a piece that is not in the cache: each run between symbols that are part of no merge, separately. */
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
@@ -29199,8 +29204,8 @@ static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
     return XD_OK;
 }
 
-/* A piece as the splits cut it; where no merge crosses a blank it may be cut before each, and words are in
- * the cache. */
+/* A piece from the splits; if no merge crosses a blank it is divided before each blank, so that the cache holds
+ * words. */
 static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
     if (!e->tokenizer->cuts_at_mark) return xdi_encoder_piece(e, begin, end);
     const uint8_t *text = e->text;
@@ -29226,14 +29231,14 @@ static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
 
 static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end);
 
-/* A piece of a split that goes on to the next one; empty pieces are nothing. */
+/* Passes a piece of a split to the next split; empty pieces are dropped. */
 static xd_result xdi_encoder_next(xd_encoder *e, int stage, size_t begin, size_t end) {
     if (begin >= end) return XD_OK;
     if (stage + 1 < e->tokenizer->split_count) return xdi_encoder_split(e, stage + 1, begin, end);
     return xdi_encoder_cut(e, begin, end);
 }
 
-/* What waits for its neighbour: the text from `at` on, SIZE_MAX for nothing. */
+/* Text that may be joined to its neighbour: from `at` on; SIZE_MAX: none. */
 typedef struct xdi_held {
     size_t at;
     bool match;
@@ -29277,8 +29282,8 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 
 /* ---- a text without added tokens ---- */
 
-/* Turns the places of the tokens from `first` on from the changed text into the original. Most lie in the run of
- * the one before, which is a shift where it is linear. */
+/* Converts the spans of the tokens from `first` on from the changed text to the original. Most are in the same run as
+ * the token before, which is a constant shift if the run is linear. */
 static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
     size_t run = 0;
     for (int64_t i = first; i < e->count; i++) {
@@ -29360,7 +29365,7 @@ static bool xdi_encoder_is_space(const xd_encoder *e, const uint8_t *at, const u
     return xdi_unicode_space_mask() >> category & 1u;
 }
 
-/* Does a token that must be a word of its own stand alone? Others always do. */
+/* Is a token that must be a single word surrounded by no word characters? True for all other tokens. */
 static bool xdi_encoder_is_apart(const xd_encoder *e, const xdi_added *added, const xdi_text_view *view,
                                  size_t begin, size_t end) {
     const uint8_t *text = view->bytes, *const stop = text + view->length;
@@ -29431,8 +29436,8 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
 
-/* Cuts added tokens out of a view and hands on what is between them: those of list 0 are matched in the text
- * as it was given, those of list 1 in the normalised text. `runs` has room for those of a part. */
+/* Takes added tokens out of a view and passes on the text between them: those of list 0 are matched in the original
+ * text, those of list 1 in the normalised text. `runs` has memory for the runs of a part. */
 static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view *view, xdi_text_run *runs) {
     size_t begin, end, run = 0;
     for (size_t at = 0; at < view->length; at = end) {
@@ -29452,14 +29457,14 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
 
 /* ---- around the text ---- */
 
-/* Puts out `count` special tokens of the place `at` of the text. */
+/* Appends `count` special tokens with an empty span at offset `at` of the text. */
 static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
     XD_TRY(xdi_encoder_reserve(e, (size_t)count));
     for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
     return XD_OK;
 }
 
-/* What the tokens are, once they are all there. */
+/* The roles of the tokens, when all of them are known. */
 static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     const xd_tokenizer *t = e->tokenizer;
     const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;
@@ -29523,7 +29528,7 @@ typedef struct xdi_hf_loader {
     const xd_json *root, *model, *vocab, *merges, *added;
     xd_tokenizer *t;
     bool byte_level;     /* a pre-tokenizer spells bytes as characters, and so does the vocabulary */
-    bool finished_split; /* ... it has come: nothing may follow */
+    bool finished_split; /* ... it was found: nothing may follow */
     bool marks;          /* blanks are written as U+2581 */
     uint8_t *buffer;     /* of one spelling or one joined pair */
     size_t buffer_bytes;
@@ -29843,7 +29848,7 @@ static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const
     return XD_OK;
 }
 
-/* {"Sequence": {"id": "A"}}, the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
+/* {"Sequence": {"id": "A"}}: the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
 static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stage, const xd_json *piece,
                                            bool *behind) {
     const xd_json *text = xd_json_find(piece, "Sequence"), *token = xd_json_find(piece, "SpecialToken");
@@ -29885,7 +29890,7 @@ static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
     return XD_OK;
 }
 
-/* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
+/* ["[CLS]", id] before the text and ["[SEP]", id] after it. */
 static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
     XD_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
     return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
@@ -29905,7 +29910,7 @@ static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stag
         return XD_OK;
     }
     if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
-    if (l->t->before + l->t->behind > 0)            /* what the package makes of it has no meaning */
+    if (l->t->before + l->t->behind > 0)            /* the result of the reference has no meaning here */
         xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
     if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
     if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
@@ -29967,7 +29972,7 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item)) {
         length = 0;
         (void)xd_json_string(xd_json_find(item, "content"), &length);
-        *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
+        *bytes += 8 * length; /* once unchanged, and once more with memory to grow by normalisation */
         if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
     }
     XD_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
@@ -30034,7 +30039,7 @@ XD_PRIVATE xd_result xdi_tokenizer_load_json(xd_ctx *ctx, const xdi_tokenizer_fi
 #include <stdio.h>
 #include <string.h>
 
-/* Vocabularies as bytes with a rank each, merged by the rank of what two neighbours make together: the rank
+/* Vocabularies as bytes with a rank each, merged by the rank of the concatenation of two neighbours: the rank
  * files of tiktoken and the Tekken files of Mistral. */
 
 /* ---- base64 ---- */
@@ -30239,8 +30244,7 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     for (;;) {
         XD_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
-        if (length == 1 && *base64 == '=')
-            continue; /* no bytes: an id that is kept free, as Whisper's file has it */
+        if (length == 1 && *base64 == '=') continue; /* no bytes: an unused id, as in Whisper's file */
         XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
                    "rank file: line %lld is not base64", (long long)line);
         XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
@@ -30433,8 +30437,8 @@ XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_
 
 #include <string.h>
 
-/* SentencePiece models of type BPE: a protobuf of pieces with scores, and what the trainer and the normaliser
- * were told. Merges are by score: whichever two neighbours make the piece of the highest one. */
+/* SentencePiece models of type BPE: a protobuf of pieces with scores, and the settings of trainer and normaliser.
+ * Merges are by score: the two neighbours whose concatenation is the piece with the highest score. */
 
 /* ---- protobuf ---- */
 
@@ -30668,8 +30672,8 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     }
 }
 
-/* The control piece of a name, -1 when there is none: the package goes by the names too, and never looks at
- * the ids that stand beside them. */
+/* The control piece with a name, -1 when not found: the reference uses the names too, and ignores
+ * the ids in the same message. */
 static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
     const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
     return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
@@ -30769,12 +30773,12 @@ static bool xdi_format_is_ranks(const xdi_tokenizer_file *file) {
 
 typedef struct xdi_tokenizer_format {
     const char *name;
-    bool has_pattern; /* of its own: the desc's preset and pattern are for others */
+    bool has_pattern; /* it has a pattern: the desc's preset and pattern are for other formats */
     bool (*is)(const xdi_tokenizer_file *file);
     xdi_tokenizer_loader load;
 } xdi_tokenizer_format;
 
-/* The first one that says yes. */
+/* The first format that recognises the file. */
 static const xdi_tokenizer_format xdi_tokenizer_formats[] = {
     { "Tekken file", true, xdi_format_is_tekken, xdi_tokenizer_load_tekken },
     { "tokenizer.json", true, xdi_format_is_json, xdi_tokenizer_load_json },
@@ -30792,7 +30796,7 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
     return format->load(ctx, file, d, out);
 }
 
-/* The first byte that is no white space tells JSON. */
+/* JSON is recognised by the first byte that is not white space. */
 static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd_json **root) {
     size_t at = 0;
     xd_json_desc limits;
@@ -30843,7 +30847,7 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 
 /* >>loss/internal */
 
-/* vocab.c: the context it was made with. */
+/* vocab.c: the context that it was created with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
@@ -30855,7 +30859,7 @@ XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab
                                               const xd_rows *gradient);
 /* vocab.c: are these ids, or none, of a dtype that kernels read? */
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
-/* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
+/* vocab.c: all-gathers count elements per rank. On one rank nothing is copied and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
@@ -30863,7 +30867,7 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
- * several ranks for those of all shards. */
+ * several ranks for the candidates of all shards. */
 typedef struct xdi_topk_candidates {
     int64_t *mine, *all;
 } xdi_topk_candidates;
@@ -30878,11 +30882,11 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values);
 
-/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+/* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
-/* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
+/* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {
     xd_positions positions; /* the rows, with their weights */
     const double *scale;
@@ -30893,7 +30897,7 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
-/* That of a loss over `rows` rows; its two weights are zero yet. */
+/* The reduction of a loss over `rows` rows; the two weights are still zero. */
 XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* int64 words of workspace that begin and end share */
@@ -30905,15 +30909,15 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
 
-/* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
+/* loss.c: one call of a loss over the vocabulary, and its blocks of the workspace. */
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    xd_loss_args args;    /* of the rows at hand */
+    xd_loss_args args;    /* of the current rows */
     double *row_scale;    /* [all rows] */
     xd_loss_row *rows;    /* [all rows] */
-    double *all_partials; /* other shards' references and sums, of the rows at hand */
+    double *all_partials; /* references and sums of all shards, for the current rows */
     void *all_mixtures;
     int64_t *words;
 } xdi_loss_plan;
@@ -30922,28 +30926,28 @@ typedef struct xdi_loss_plan {
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc);
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
-/* plan->args from plan->d, but for the blocks of the workspace. */
+/* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 /* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
  * the size query. False when it does not fit. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
-/* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
+/* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
-/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
- * is what the caller's own checks found on this rank. */
+/* One call: checks, workspace, which rows count, the body, which fills plan->rows, and their sum. `checked`
+ * is the result of the caller's checks on this rank. */
 typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
 XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
                                    xdi_loss_body body, const void *user, xd_loss_values *out);
 
 /* >>loss/vocab.c */
 
-/* A vocabulary cut over ranks. */
+/* A vocabulary split over ranks. */
 
 struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    const xd_device_ops *memory; /* that device_offsets are from */
+    const xd_device_ops *memory; /* whose allocator device_offsets come from */
     int64_t *offsets;            /* [ranks + 1] */
     int64_t *device_offsets;
 };
@@ -30972,7 +30976,7 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     return XD_OK;
 }
 
-/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+/* Words of the block at device_offsets: during the agreement three from this rank and three from each rank, later the
  * offsets. */
 static size_t xdi_vocab_words(int ranks) {
     return 3 * ((size_t)ranks + 1);
@@ -30994,7 +30998,7 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+/* Gathers {begin, end, size} of all ranks through device memory, which the group's transport works on. */
 static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
@@ -31004,7 +31008,7 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
 
-/* Checks what all ranks gave; every rank sees the same list and the same error. */
+/* Checks the values of all ranks; every rank has the same list and returns the same error. */
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
@@ -31145,7 +31149,7 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 
 /* What a loss is divided by, counted over batches and ranks. */
 
-/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+/* Refuses batches whose labels cannot be read, and negative counts; the other ranks find out by the exchange. */
 static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -31177,7 +31181,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t words[XD_COUNT_WORDS];
     const bool host = kernels->device == XD_DEVICE_CPU;
-    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
+    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts in the result's memory */
     XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
     XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                "%lld weights of positions are negative, not finite or too large (or counts negative)",
@@ -31187,7 +31191,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
 
 /* >>loss/shift.c */
 
-/* Labels of the next token where a sequence is cut over ranks. */
+/* Labels of the next token when a sequence is split over ranks. */
 
 #include <string.h>
 
@@ -31224,8 +31228,8 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
-/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
- * exchange. */
+/* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
+ * One exchange. */
 typedef struct xdi_shift_whole {
     int64_t *ids;     /* [B, length] */
     int64_t *mask;    /* [B, length] */
@@ -31301,11 +31305,11 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 #include <math.h>
 #include <string.h>
 
-/* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
+/* Memory of one call on the context's device: this rank's words, mine[rows * words], and on several ranks all ranks'. */
 typedef struct xdi_softmax_exchange {
     const xd_kernels *kernels;
     xd_launch launch;
-    xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
+    xd_softmax_args args; /* parts is this rank's; all is every rank's after the exchange */
     double *everyones;
     int64_t words;
 } xdi_softmax_exchange;
@@ -31318,8 +31322,8 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
-/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
- * are of. */
+/* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
+ * words. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
                                   int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
@@ -31368,7 +31372,7 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
     return result;
 }
 
-/* log_sum_exp of every row in memory of the device, agreed. */
+/* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
@@ -31534,12 +31538,12 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
 
 /* >>loss/reduction.c */
 
-/* From losses of rows to one value: which rows count, and by what they are divided. */
+/* From losses of rows to one value: which rows count, and what their sum is divided by. */
 
 #include <math.h>
 #include <string.h>
 
-/* Where the pieces of a reduction lie in its words, after this rank's record and all ranks' records. */
+/* Offsets of a reduction's parts in its words, after this rank's record and all ranks' records. */
 enum {
     XDI_REDUCTION_FACTOR,
     XDI_REDUCTION_PART,
@@ -31633,7 +31637,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
     xd_status found;
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
-    args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
+    args->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
     XD_TRY(kernels->rows.sum(&launch, args));
     if (args->ranks > 1)
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
@@ -31734,12 +31738,12 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
- * for the wider. */
+/* A row's partials are references and sums; sums are doubles or pairs of integers, so the size is that of the
+ * wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
     const size_t ranks = (size_t)plan->args.vocab.shards;
-    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
+    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* a single rank reads its partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
@@ -31768,7 +31772,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
     return true;
 }
 
-/* One exchange: each shard's own references and, behind them, its sums. */
+/* One exchange: each shard's references, followed by its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, words = rows * ((int)XD_LOSS_REFERENCES + (int)XD_LOSS_SUMS);
@@ -31807,7 +31811,7 @@ static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) 
     return plan->kernels->loss.mixture_combine(launch, a);
 }
 
-/* Logits to partials of this shard and, by the exchange, of all. */
+/* From logits to the partials of this shard and, by the exchange, of all shards. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
@@ -31829,7 +31833,7 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
     void *memory = desc->common.workspace;
@@ -31900,7 +31904,7 @@ XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *
 
 enum {
     XDI_HEAD_CHUNK = 256
-}; /* rows; the block of the matrix product, so that sums over rows do not see it */
+}; /* rows; the block of the matrix product, so that sums over rows do not depend on the chunk */
 
 /* Everything of one call. */
 typedef struct xdi_head_plan {
@@ -31989,7 +31993,7 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* ---- memory ---- */
 
-/* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
+/* The desc of the loss over logits that do not exist yet; a pointer that is not NULL stands for them. */
 static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
@@ -32038,7 +32042,7 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     return true;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p,
                                   void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -32131,7 +32135,7 @@ static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p
     return XD_OK;
 }
 
-/* Adds the ranks' tiles; one rank adds its own in the same tree. */
+/* Adds the tiles of all ranks; a single rank adds its tiles in the same tree. */
 static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vocab_info *v) {
     const int64_t count = p->chunk * p->width;
     xd_collective c;
@@ -32149,8 +32153,8 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
-/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the wanted
- * dtype. */
+/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
+ * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
     const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
@@ -32193,7 +32197,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
-    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
+    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }
 
 static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -32235,8 +32239,8 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 
 /* >>loss/mft.c */
 
-/* What both losses' kernels work on: the rows and the workspace of a loss's plan. References and sums of a loss have
- * room for the sides and sums here; all shards' lie behind each other. */
+/* Arguments for the kernels of both losses: the rows and the workspace of a loss's plan. The blocks for references and
+ * sums of a loss are large enough for the sides and sums here; those of all shards follow each other. */
 
 #include <string.h>
 
@@ -32298,13 +32302,13 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
-    d.temperature = 1.0; /* a direction has none */
+    d.temperature = 1.0; /* a direction does not depend on it */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
 
 /* ---- minimal fine-tuning ---- */
 
-/* The reverse KL of exchanged sides: the forward one, and the favourite is the teacher's. */
+/* The reverse KL of exchanged sides: this is the forward KL, and the argmax is the teacher's. */
 static void xdi_mft_exchange(xd_loss_args *a) {
     const xd_rows student = a->student;
     a->student = a->teacher;
@@ -32403,7 +32407,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
 
 /* >>loss/topk.c */
 
-/* Selections over a vocabulary that is cut over ranks. */
+/* Selections over a vocabulary that is split over ranks. */
 
 #include <string.h>
 
@@ -32413,7 +32417,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* its own candidates are the result */
+    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
     c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
@@ -32446,7 +32450,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-/* `mine` is what this rank found so far. */
+/* `mine` is this rank's result of the local part. */
 static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
@@ -32489,7 +32493,7 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
     return rows;
 }
 
-/* Memory of a call. */
+/* Memory for the call. */
 typedef struct xdi_topk_columns {
     xd_rows maxima; /* [1, V/tp] */
     double *values; /* [k] */
@@ -32553,22 +32557,22 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
 #include <math.h>
 #include <string.h>
 
-/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+/* One call: the desc with defaults, and its blocks of memory. A side (student, or teacher logits) sends sums, then
  * values. */
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    int threads; /* of the context: a CPU has as many rows at work */
+    int threads; /* of the context: a CPU computes as many rows at the same time */
     xd_topk_args student, teacher;
     xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
     double *teacher_values;
-    int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
+    int64_t *ids; /* absent entries are -1, invalid ones the vocabulary's size */
     int64_t *words;
-    xdi_topk_candidates candidates; /* for the student's own ids */
+    xdi_topk_candidates candidates; /* for the student's k largest */
 } xdi_topk_kl_plan;
 
 static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
@@ -32661,7 +32665,7 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
 }
 
-/* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
+/* What both sides send is one block, sums before values; the other blocks are shared by both sides. */
 static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
@@ -32685,8 +32689,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
-                                                                  : rows; /* a GPU has all rows at work */
+    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU
+                               ? (size_t)plan->threads
+                               : rows; /* a GPU computes all rows at the same time */
     const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
@@ -32785,7 +32790,7 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
     plan->threads = xd_ctx_settings(ctx)->threads;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
                                      void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -32877,8 +32882,8 @@ XD_API void xd_alignment_destroy(xd_ctx *ctx, xd_alignment *alignment) {
 
 /* >>align/align_bytes.c */
 
-/* A sweep over both sides at once. A side stands behind a token; the bytes between what its tokens have
- * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
+/* A sweep over both sides at once. Each side is between two tokens; the bytes from the end of its covered bytes to the
+ * beginning of its next token are in no token, so any offset in that gap is a boundary of the side.
  * Where the boundaries of both sides meet, a chunk ends. */
 
 #include <string.h>
@@ -32906,7 +32911,7 @@ static int xdi_sweep_role(const xdi_sweep_side *s) {
     return s->in->roles && span.begin == span.end ? s->in->roles[s->next] : (int)XD_TOKEN_TEXT;
 }
 
-/* Where the next token begins; the end of all text when the document has no more. */
+/* Offset where the next token begins; the end of all text when the document has no further token. */
 static int64_t xdi_sweep_gap_end(const xdi_sweep_side *s) {
     return s->next < s->limit ? s->in->spans[s->next].begin : INT64_MAX;
 }
@@ -32964,8 +32969,8 @@ static void xdi_sweep_close(xdi_sweep *x, bool exact) {
     }
 }
 
-/* Tokens without bytes at a common boundary: the same role on both sides is a pair, anything else stands
- * alone. */
+/* Tokens without bytes at a common boundary: the same role on both sides is a pair, any other token is a one-sided
+ * chunk. */
 static bool xdi_sweep_special(xdi_sweep *x) {
     const int s = xdi_sweep_role(&x->side[0]), t = xdi_sweep_role(&x->side[1]);
     if (s == (int)XD_TOKEN_TEXT && t == (int)XD_TOKEN_TEXT) return false;
@@ -32976,7 +32981,7 @@ static bool xdi_sweep_special(xdi_sweep *x) {
     return true;
 }
 
-/* Both sides have a boundary, and the gaps behind what they cover have a place in common. */
+/* Both sides have a boundary, and the gaps after their covered bytes overlap. */
 static bool xdi_sweep_meet(const xdi_sweep *x) {
     const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
     return xdi_sweep_at_boundary(s) && xdi_sweep_at_boundary(t) && s->covered <= xdi_sweep_gap_end(t) &&
@@ -32994,7 +32999,7 @@ static void xdi_sweep_document(xdi_sweep *x) {
             xdi_sweep_close(x, xdi_sweep_same(x));
             if (xdi_sweep_special(x)) continue;
         }
-        /* the side that is behind goes on; when it has no more, the other one */
+        /* the side that is behind advances; when it has no further token, the other side */
         const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
         xdi_sweep_take(student ? s : t);
     }
@@ -33033,7 +33038,7 @@ static bool xdi_sweep_countable(const xd_align_side *side) {
     return side->count >= 0 && side->count < INT32_MAX;
 }
 
-/* The first token that is not as it should be, -1 without one. */
+/* The first invalid token, -1 if all are valid. */
 static int64_t xdi_sweep_bad(const xd_align_side *side) {
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
@@ -33064,7 +33069,7 @@ static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_s
                    (long long)i, (int)side->documents[i], (int)side->documents[i - 1]);
 }
 
-/* Room for every chunk that there may be: each has a token. */
+/* Memory for the maximum number of chunks: each has at least one token. */
 static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out) {
     const size_t most = (size_t)student->count + (size_t)teacher->count;
@@ -33074,7 +33079,7 @@ static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const
     return XD_OK;
 }
 
-/* Sides that are as they should be, into a room for their chunks. */
+/* Aligns valid sides into memory for their chunks. */
 static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *teacher, xd_alignment *out,
                             xd_align_report *report) {
     xdi_sweep x;
@@ -33101,7 +33106,7 @@ XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const
 
 /* ---- a batch ---- */
 
-/* Jobs [begin, end); where a side is not as it should be, the count of chunks becomes -1. */
+/* Jobs [begin, end); where a side is invalid, the count of chunks becomes -1. */
 static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot) {
     xd_align_job *jobs = (xd_align_job *)argument;
     (void)slot;
@@ -33114,7 +33119,7 @@ static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot)
     }
 }
 
-/* The error of a job, which is checked once more to have it in words. */
+/* The error of a job: checks it once more to get the message. */
 static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64_t i) {
     xd_result result = xdi_sweep_check(ctx, "student", &job->student);
     if (result == XD_OK) result = xdi_sweep_check(ctx, "teacher", &job->teacher);
@@ -33123,7 +33128,7 @@ static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64
 }
 
 static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
-    int64_t refused = count; /* jobs from this one on are not looked at: the first error counts */
+    int64_t refused = count; /* jobs from this one on are not checked: the first error is reported */
     for (int64_t i = 0; i < refused; i++) {
         if (!xdi_sweep_countable(&jobs[i].student) || !xdi_sweep_countable(&jobs[i].teacher)) refused = i;
         if (i < refused) XD_TRY(xdi_sweep_room(ctx, &jobs[i].student, &jobs[i].teacher, &jobs[i].out));
@@ -33152,7 +33157,7 @@ struct xd_votes {
     int64_t student_size, teacher_size;
     xd_vote *cells; /* [capacity]; the first `read` are sorted and unique */
     int64_t count, capacity, read;
-    int32_t *exact; /* [student_size] teacher id that has the student id for itself; -1: none */
+    int32_t *exact; /* [student_size] the only teacher id of a student id (xd_votes_set_exact); -1: none */
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
@@ -33283,7 +33288,7 @@ static int64_t xdi_votes_key(const xd_vote *cell, bool by_student) {
     return by_student ? cell->student_id : cell->teacher_id;
 }
 
-/* Stable counting sort by one of the two ids. begin has room for its vocabulary + 1. */
+/* Stable counting sort by one of the two ids. begin has vocabulary + 1 elements. */
 static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, bool by_student, int64_t size,
                             int64_t *begin) {
     memset(begin, 0, (size_t)(size + 1) * sizeof *begin);
@@ -33373,8 +33378,8 @@ static int xdi_special_longest(const char *a, const char *b, const xdi_special_r
     return best;
 }
 
-/* Characters in common: those of the longest run, and of what is left of it and right of it. The parts that
- * wait are disjoint and not empty, so there are never more of them than characters. */
+/* Characters in common: those of the longest run, and of the parts left and right of it. The parts that
+ * wait are disjoint and not empty, so there are at most as many as characters. */
 static int xdi_special_common(const char *a, int n, const char *b, int m) {
     xdi_special_range waiting[XDI_SPECIAL_MOST + 2];
     int count = 1, common = 0;
@@ -33453,7 +33458,7 @@ static bool xdi_special_is(xd_text text) {
            text.data[text.size - 1] == '>';
 }
 
-/* Puts a pair into the descending list of one student token, behind its equals. */
+/* Inserts a pair into the descending list of one student token, after equal ones. */
 static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most, xd_special_pair pair) {
     int64_t at = n;
     while (at > 0 && list[at - 1].similarity < pair.similarity) at--;
@@ -33528,7 +33533,7 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows) {
     memset(rows, 0, sizeof *rows);
 }
 
-/* The number bf16 has for a value. */
+/* A value rounded to bf16. */
 static float xdi_mapping_narrow(float value) {
     return xd_f32_from_bf16(xd_bf16_from_f32(value));
 }
@@ -33577,7 +33582,7 @@ static void xdi_mapping_offer(xdi_mapping_best *best, int32_t id, float weight) 
 
 /* ---- from votes ---- */
 
-/* Free slots hold the lowest ids that the row does not have. */
+/* Unused entries get the lowest ids that the row does not have. */
 static void xdi_mapping_fill(xdi_mapping_best *best, int64_t teacher_size) {
     for (int32_t id = 0; best->count < best->k && id < teacher_size; id++) {
         bool taken = false;
@@ -33771,7 +33776,7 @@ static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
+/* What rows are made from: similarities, or embeddings and memory for one row of similarities per thread. */
 typedef struct xdi_mapping_similar {
     const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
     float *cosines;                   /* [threads, columns] */
@@ -33961,7 +33966,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
 
 /* ---- the exact map ---- */
 
-/* Place of the row's largest weight, the first stored among equals. */
+/* Index of the row's largest weight, the first stored among equals. */
 static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
     int64_t best = r * rows->k;
     for (int64_t i = best + 1; i < (r + 1) * rows->k; i++)
@@ -34193,7 +34198,7 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
     return (int64_t)xdi_projfile_get(f->row_begin + 8 * s, 8);
 }
 
-/* Form, version, checksum, and sizes that make up exactly the file's length. */
+/* Format, version, checksum, and sizes that add up to the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
     XD_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
                f->path, bytes, (int)XDI_PROJFILE_HEADER);
@@ -34337,7 +34342,7 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
 
 /* ---- rows ---- */
 
-/* Puts an entry behind those of the same weight or more, into a list of at most k; free places have id -1. */
+/* Inserts an entry after those of equal or larger weight, into a list of at most k; unused entries have id -1. */
 static void xdi_projfile_insert(int32_t *ids, float *weights, int64_t k, int32_t id, float weight) {
     int64_t at = 0;
     while (at < k && ids[at] >= 0 && weights[at] >= weight) at++;
@@ -34378,7 +34383,7 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 
 /* >>align/chunks.c */
 
-/* Sums and averages over the chunks of sequences, and the cells that exact sums are kept in. */
+/* Sums and averages over the chunks of sequences, and the cells of exact sums. */
 
 #include <string.h>
 
@@ -34501,7 +34506,7 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 
 /* >>align/project.c */
 
-/* Probabilities through a projection matrix, backwards as well, and matrices in memory of a device. */
+/* Probabilities through a projection matrix, its vector-Jacobian product, and matrices in device memory. */
 
 #include <string.h>
 
@@ -34564,7 +34569,7 @@ XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *
 
 /* ---- products ---- */
 
-/* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
+/* One call. On a device `m` and `columns` are in device memory, where needed as copies for the call. */
 typedef struct xdi_project_call {
     xd_ctx *ctx;
     const xd_kernels *kernels;
@@ -34580,7 +34585,7 @@ typedef struct xdi_project_call {
     int64_t tile;
 } xdi_project_call;
 
-/* Columns in memory of a device cannot be looked at. */
+/* Columns in device memory cannot be checked. */
 static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
                                            int64_t k) {
     XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
@@ -34598,7 +34603,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
     return XD_OK;
 }
 
-/* Brings to the device what is not there. */
+/* Copies to the device what is in host memory. */
 static xd_result xdi_project_bring(xdi_project_call *p) {
     const xd_device_ops *memory = &p->kernels->memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
@@ -34614,7 +34619,7 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
     return memory->synchronize(&p->launch);
 }
 
-/* Checks and memory on this rank alone; to be closed in any case. */
+/* Local checks and memory; to be closed in any case. */
 static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
                                   const xd_rows *rows, xdi_project_call *p) {
     const xd_projection *projection = d->projection;
@@ -34721,7 +34726,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
 #ifndef XDISTILL_NO_TEXT
 /* >>align/projection_build.c */
 
-/* A projection from two tokenizers: every token's bytes through the other one. */
+/* A projection from two tokenizers: every token's bytes are encoded by the other tokenizer. */
 
 #include <stdio.h>
 #include <string.h>
@@ -34762,7 +34767,7 @@ static bool xdi_build_is_text(xd_token token) {
            token.kind != XD_TOKEN_KIND_UNKNOWN;
 }
 
-/* The teacher's token that is the same as a student's; -1 when there is none. */
+/* The teacher's token that equals a student's; -1 when not found. */
 static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     char name[XDI_BUILD_MOST_NAME];
     if (token.length == 0) return -1;
@@ -34774,8 +34779,8 @@ static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     return xd_tokenizer_find_special(teacher, name);
 }
 
-/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a
- * piece reaches over both. */
+/* Pieces after a guard byte, so that anything a tokenizer puts before a text is put before the guard. False when a
+ * piece includes both the guard and a byte of the token. */
 static bool xdi_build_behind_guard(const xd_encoding *e, xdi_build_pieces *out) {
     int64_t first = 0;
     while (first < e->count && e->spans[first].begin < 1) {
@@ -34807,7 +34812,7 @@ static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_buil
 
 /* ---- votes ---- */
 
-/* The first pieces that can be voted for, and how many of the token's bytes they have. */
+/* The first pieces that can get votes, and the number of the token's bytes in them. */
 static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces *pieces, int32_t *ids,
                               int64_t *bytes) {
     int64_t n = 0, end = pieces->origin;
@@ -34983,7 +34988,7 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-/* The options in force, checked, and the hashes of the tokenizers. */
+/* The options with their defaults, checked, and the hashes of the tokenizers. */
 static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
     const xd_projection_options usual = xd_projection_defaults();
     memset(out, 0, sizeof *out);
@@ -35008,7 +35013,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
     b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
-    xdi_build_end(&b); /* the votes make room for the matrix */
+    xdi_build_end(&b); /* frees the votes before the matrix is allocated */
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
                                          b.info[XDI_BUILD_TEACHER].size, out);
@@ -35022,7 +35027,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Asked before reading, so that an empty cache is no failure in the log. */
+/* Checked before reading, so that a missing file is not logged as an error. */
 static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;
@@ -35072,7 +35077,7 @@ XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const 
 /* >>teacher/internal */
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
-/* How far probabilities in 8 bits may be from a sum of 1, and a little more. */
+/* Tolerance for the sum of probabilities stored in 8 bits: the rounding error and a small margin. */
 #define XDI_CACHE_SLACK 0.05
 
 enum {
@@ -35096,7 +35101,7 @@ typedef struct xdi_cache_form {
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc);
 
-/* Is this, defaults filled in, something that a file can hold? Failures have the given code. */
+/* Can a file hold this desc, defaults filled in? Errors have the given code. */
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code);
 
@@ -35126,7 +35131,7 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
 
 struct xd_teacher_cache {
     xd_ctx *ctx;
-    char *path; /* for messages; behind the struct, in the same allocation */
+    char *path; /* for messages; after the struct, in the same allocation */
     const unsigned char *file;
     uint64_t bytes;
     intptr_t handle;
@@ -35137,7 +35142,7 @@ struct xd_teacher_cache {
     char name[XD_CACHE_NAME_BYTES];
 };
 
-/* ---- the form ---- */
+/* ---- the format ---- */
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
     xdi_cache_form f;
@@ -35184,7 +35189,7 @@ static uint64_t xdi_cache_get(const unsigned char *at, int bytes) {
     return value;
 }
 
-/* Steps a nat, and the code of probability 0. */
+/* Steps per nat, and the code of probability 0. */
 static double xdi_cache_steps(const xdi_cache_form *form, bool wide, uint64_t *none) {
     const bool narrow = !wide && form->coding == XD_CACHE_8_BITS;
     *none = narrow ? 255 : 65535;
@@ -35428,7 +35433,7 @@ static xd_teacher_cache *xdi_cache_new(xd_ctx *ctx, const char *path) {
     return c;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object to the caller, or frees it. */
 static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_teacher_cache **out) {
     if (result == XD_OK)
         *out = c;
@@ -35446,7 +35451,8 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
     XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+               c->path, (unsigned long long)c->bytes,
+               (int)XDI_CACHE_HEADER); /* an empty file cannot be mapped */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;
     if (c->mapped) return xdi_cache_check(c, expected);
@@ -35498,14 +35504,14 @@ XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_ca
     return XD_OK;
 }
 
-/* The sum that stands for 1: of the k probabilities and the tail as they are stored. */
+/* The sum to normalise by: of the k probabilities and the tail as they are stored. */
 static double xdi_cache_total(const xd_teacher_cache *c, const unsigned char *position) {
     double total = exp(xdi_cache_wide(c, position + c->form.tail));
     for (int64_t j = 0; j < c->form.k; j++) total += exp(xdi_cache_entry(c, position, j));
     return total;
 }
 
-/* The document that a position lies in. */
+/* The document of a position. */
 static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
     int64_t low = 0, high = c->info.documents;
     while (high - low > 1) {
@@ -35574,7 +35580,7 @@ struct xd_teacher_cache_writer {
     const xd_vocab *vocab;
     xd_vocab *own_vocab; /* where the caller gave none */
     xd_comm *tp;
-    char *path; /* behind the struct, in the same allocation */
+    char *path; /* after the struct, in the same allocation */
     char name[XD_CACHE_NAME_BYTES];
     xd_publish *file; /* rank 0 of tp */
     uint64_t offset;
@@ -35587,7 +35593,7 @@ struct xd_teacher_cache_writer {
 
 enum { XDI_CACHE_COMPLETE = -1, XDI_CACHE_BEGIN = -2 };
 
-/* What a block's positions are made of, beside the block itself. */
+/* What a block's positions are computed from, besides the block. */
 typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
@@ -35775,7 +35781,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     return true;
 }
 
-/* What this shard's columns outside the k add to the tails: those behind the last of the k in their order. */
+/* The contribution to the tails of this shard's columns outside the k: those after the last of the k in their order. */
 static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
     const xd_vocab_info info = xd_vocab_describe(w->vocab);
     for (int64_t row = 0; row < logits->rows; row++) {
@@ -35888,7 +35894,7 @@ static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char
     memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
 }
 
-/* The documents behind the positions, then the header with the checksum of everything. */
+/* The documents after the positions, then the header with the checksum of everything. */
 static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
     unsigned char header[XDI_CACHE_HEADER], entry[XDI_CACHE_DOCUMENT];
     for (int64_t i = 0; i < w->document_count; i++) {
@@ -35948,7 +35954,7 @@ typedef struct xdi_route_piece {
     int64_t from_column, to_column, columns;
 } xdi_route_piece;
 
-/* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
+/* Which rank sends what to which rank in a step; pure. Tables by rank and step have takes + 1 entries per rank. */
 typedef struct xdi_route_plan {
     int ranks, rank;
     int64_t takes;                           /* students' steps */
@@ -35957,26 +35963,26 @@ typedef struct xdi_route_plan {
     int64_t *places;
     int64_t *need;           /* micro-batches a teacher has posted when students take step i */
     int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
-    int64_t *still;          /* the same for this rank's windows alone */
+    int64_t *still;          /* the same for this rank's windows only */
     int64_t *step_begin;     /* [takes + 1] in pieces */
     xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
     int64_t piece_count;
     int *sources, *last_sources, *counts; /* [ranks] scratch */
 } xdi_route_plan;
 
-/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
- * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused. A last line of the head is for the
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches that it has posted, over
+ * all steps; `released` of a student, those that it will not read any more. Each counter has a separate cache line and one
+ * writer. With messages no other rank sees the ring, and the counters are unused. A last line of the head is for the
  * handle of a GPU's rows, see route_node.c.
  *
- * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
- * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
+ * The head and the ids of the slots are host memory, shared by ranks that share rings. Rows are memory of
+ * the contexts' device: on a CPU they follow the ids; on a GPU each teacher rank has a separate block, and
  * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
- * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
- * the host waits for the GPU. A later record of the same event covers the earlier one. */
+ * records before it raises `released`. A rank that has seen a counter makes its stream wait for the event, so the
+ * host does not wait for the GPU. A later record of the same event covers the earlier one. */
 enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
 
-/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
+/* A bit of the counters of a rank that has destroyed its route: it wakes ranks that wait for it. */
 #define XDI_ROUTE_GONE ((uint64_t)1 << 63)
 
 struct xd_route {
@@ -35990,18 +35996,18 @@ struct xd_route {
     bool open;                         /* a slot was handed out and not posted */
     bool holds;                        /* a window was taken and not released */
     uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    uint64_t told;                /* windows that teachers are told are read, at once or behind the stream */
-    uint64_t counted;             /* such windows, as the stream gets there; atomic */
-    xdi_node *node;               /* rings that processes share; NULL: those of threads, or this rank's own */
+    uint64_t told;                     /* windows reported to teachers as read, at once or by the stream */
+    uint64_t counted;                  /* such windows, counted when the stream reaches them; atomic */
+    xdi_node *node;               /* rings that processes share; NULL: rings of threads, or a private ring */
     char **rings;                 /* [ranks] head and ids; NULL where this rank sees none */
     char **rows;                  /* [ranks] the slots' rows; the same */
     size_t *row_bytes, *id_bytes; /* [ranks] of a slot */
-    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    uint8_t *used_by;             /* [ranks] students that read this rank's slots */
     uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
-    void *memory;                 /* of the host: the rings, when they are this rank's own */
+    void *memory;                 /* host memory: the rings, when they are private */
     void *own_rows;               /* of a GPU: this rank's */
     int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
-    bool linked;                  /* all ranks have everybody's links */
+    bool linked;                  /* all ranks have the links of all */
     char *window;                 /* of the device, like send and recv */
     int64_t *window_ids;
     char *send, *recv; /* messages */
@@ -36015,8 +36021,8 @@ struct xd_route {
 XD_PRIVATE bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes);
 XD_PRIVATE bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes);
 XD_PRIVATE bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_t *rows);
-/* route_slots.c: all rings this rank sees behind one another in host memory: of *total bytes, and, on a GPU, *on_device
- * bytes more in other places. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
+/* route_slots.c: all rings that this rank sees, one after the other in host memory: *total bytes, and on a GPU *on_device
+ * bytes of device memory. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
 XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device);
 XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side);
 /* route_slots.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
@@ -36027,44 +36033,44 @@ XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint6
 /* route_slots.c: waits until the counter, which `rank` raises, reaches target. */
 XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
                                      int rank);
-/* route_slots.c: a table's entry of teacher rank r at the students' step `number`, both counted over all steps; and tells
- * teachers that windows before `number` are read. */
+/* route_slots.c: a table's entry of teacher rank r at the students' step `number`, both counted over all steps; and
+ * reports to teachers that windows before `number` are read. */
 XD_PRIVATE uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table);
 XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number);
 
-/* route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
+/* route_memory.c: allocates rings, windows and message buffers for the plan. Collective over
  * the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_place(xd_route *route);
-/* route_memory.c: gives all memory back; rings that others read, when they do not any more. False, and nothing
- * of the route may go, when a GPU does not end and might still count in it. */
+/* route_memory.c: frees all memory; rings that others read, once they do not read them any more. False, and nothing
+ * of the route may be freed, when a GPU does not finish and might still raise its counters. */
 XD_PRIVATE bool xdi_route_leave(xd_route *route);
 /* route_memory.c: events; nothing on a CPU. */
 XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
 XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
 XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
-/* route_memory.c: is the window of this rank's step a part of a slot as it is? */
+/* route_memory.c: can the window of this rank's step be a view into a slot? */
 XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
 
-/* route_node.c: tries to place the rings where the processes of one node see them all: then route->node is
- * there, else the route is not shared. Collective over the ranks with a side. */
+/* route_node.c: tries to place the rings in memory that all processes of one node share: then route->node is
+ * set, else the route is not shared. Collective over the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_share_node(xd_route *route);
 /* route_node.c: do the streams raise the counters? */
 XD_PRIVATE bool xdi_route_is_late(const xd_route *route);
-/* route_node.c: the next post, the next window read, behind what the stream was given so far. */
+/* route_node.c: reports the next post, the next window read, after the work queued on the stream so far. */
 XD_PRIVATE xd_result xdi_route_post_later(xd_route *route);
 XD_PRIVATE xd_result xdi_route_release_later(xd_route *route);
-/* route_node.c: false as xdi_route_leave. */
+/* route_node.c: returns false as xdi_route_leave does. */
 XD_PRIVATE bool xdi_route_leave_node(xd_route *route);
 /* route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
  * Collective over comm; on failure the plan is half-built and to be freed as well. */
 XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);
 XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan);
-/* Slots that a teacher rank needs when students step together. */
+/* Slots that a teacher rank needs when all students take the same step. */
 XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan);
-/* The teacher's slot a window of this rank lies in as it is, by its first piece; NULL when it does not. */
+/* The teacher's slot that a window of this rank is a view into, by its first piece; NULL when it is no view. */
 XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step);
-/* Samples of a half's micro-batch; 0 past the end. */
+/* Samples of a side's micro-batch; 0 past the end. */
 XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch);
 
 /* >>teacher/route_plan.c */
@@ -36073,7 +36079,7 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
 
 #include <string.h>
 
-/* The words a rank tells of itself: five numbers a side, then for each side its samples and its spans. */
+/* The words that describe a rank: five numbers per side, then for each side its samples and its spans. */
 enum { XDI_ROUTE_HALF_WORDS = 5, XDI_ROUTE_HEAD_WORDS = XDI_ROUTE_SIDES * XDI_ROUTE_HALF_WORDS };
 
 static const char *const xdi_route_side_names[XDI_ROUTE_SIDES] = { "teacher", "student" };
@@ -36116,7 +36122,7 @@ static const int64_t *xdi_route_unpack(const int64_t *head, const int64_t *words
     return words + half->sample_count + 2 * half->span_count;
 }
 
-/* All ranks' lists behind one another in plan->words, and where each rank's halves are in them. */
+/* All ranks' lists in plan->words, one after the other, and the offsets of each rank's sides in them. */
 static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const int64_t *heads, int64_t *mine,
                                   int64_t *counts, xdi_route_plan *plan) {
     const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
@@ -36214,7 +36220,7 @@ static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, co
     return XD_OK;
 }
 
-/* ---- who has what ---- */
+/* ---- which rank has which samples ---- */
 
 static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half *b) {
     return a->column_begin == b->column_begin && a->column_end == b->column_end &&
@@ -36222,7 +36228,7 @@ static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half 
            memcmp(a->spans, b->spans, (size_t)a->span_count * sizeof *a->spans) == 0;
 }
 
-/* Layouts, and where each teacher has each sample. */
+/* Layouts, and the index of each sample in each teacher's list. */
 static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         xdi_route_half *half = &plan->halves[XDI_ROUTE_TEACHER][r];
@@ -36234,8 +36240,8 @@ static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     }
 }
 
-/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Of replicas
- * it takes itself, or students spread over them. Returns how many. */
+/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Among replicas
+ * it prefers itself; else students are spread over them. Returns their number. */
 static int xdi_route_sources(const xdi_route_plan *plan, int student, int64_t sample, int *sources) {
     const xdi_route_half *teachers = plan->halves[XDI_ROUTE_TEACHER];
     const bool own = teachers[student].place[sample] >= 0;
@@ -36268,7 +36274,7 @@ static int64_t xdi_route_common_columns(const xdi_route_half *a, const xdi_route
                                  xdi_route_most(a->column_begin, b->column_begin));
 }
 
-/* A run of positions that two halves share, and where it is in the rows of each. */
+/* A run of positions that two sides share, and its first row in each. */
 typedef struct xdi_route_run {
     int64_t a, b;             /* spans to look at next */
     int64_t a_begin, b_begin; /* their first rows */
@@ -36333,7 +36339,7 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
     return xdi_route_least(half->micro_batch, half->sample_count - batch * half->micro_batch);
 }
 
-/* Adds a piece, or lengthens the last one where both sides go on without a gap. */
+/* Adds a piece, or extends the last one if both sides continue without a gap. */
 static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
     xdi_route_piece *last =
         plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
@@ -36384,8 +36390,8 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     }
 }
 
-/* What the sample asks of the teachers' rings. All teachers that hold the sample post it before it is taken,
- * whichever of them it is taken from: ranks that make it together keep in step. */
+/* What the sample requires of the teachers' rings. All teachers that hold the sample post it before it is taken,
+ * whichever of them it is taken from: ranks that compute it together post at the same time. */
 static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
     const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
     const int64_t step = at / window->micro_batch;
@@ -36423,7 +36429,7 @@ static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int 
     return XD_OK;
 }
 
-/* With plan->pieces NULL the pieces are counted; a few more than there will be, as none are joined. */
+/* With plan->pieces NULL the pieces are counted: an upper bound, because none are joined. */
 static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     plan->piece_count = 0;
     for (int64_t step = 0; step < plan->takes; step++) {
@@ -36434,7 +36440,7 @@ static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     return XD_OK;
 }
 
-/* Needs add up over the steps so far; what is first needed, over those to come. */
+/* What must be posted accumulates over the steps so far; the first micro-batch needed, over the steps to come. */
 static void xdi_route_accumulate(xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         int64_t *need = plan->need + r * (plan->takes + 1);
@@ -36497,7 +36503,7 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     return XD_OK;
 }
 
-/* What every rank alike, or this one alone, may fail in. */
+/* Checks and allocations that fail on every rank alike, or on this rank only. */
 static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     XD_TRY(xdi_route_allocate_tables(ctx, d, plan));
@@ -36560,12 +36566,12 @@ XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan) {
 
 /* >>teacher/route_slots.c */
 
-/* The slots of a route, which every other part of it reaches through here: how rings are laid out, where a slot lies, and
- * the counters that teachers and students raise. */
+/* The slots of a route; every other part of it accesses them through this file: the layout of rings, the address of a slot,
+ * and the counters that teachers and students raise. */
 
 /* ---- layout ---- */
 
-/* Adds a block of whole lines, at least one; false when that is too much. */
+/* Adds a block of whole cache lines, at least one; false when the sum is too large. */
 static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
     const size_t lines = bytes / XDI_ROUTE_LINE + 1;
     if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
@@ -36685,10 +36691,10 @@ XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number)
 
 /* ---- rings that processes of one node share ----
  *
- * Heads and ids, and on a CPU rows, lie in memory of the node, laid out as between threads. On a GPU each teacher rank
- * has its rows in memory of its own that others may open, and puts the handle into its head. Events do not go from
- * process to process here: the streams raise the counters, by functions of the host behind the work that they cover. So
- * whoever has seen a counter needs no event, and nobody waits for a GPU but the one who needs what it makes. */
+ * Heads and ids, and on a CPU rows, are in shared memory of the node, with the same layout as between threads. On a GPU
+ * each teacher rank allocates its rows in device memory that others may open, and puts the handle into its head. Events are
+ * not shared between processes: the streams raise the counters, by host functions queued after the work that they cover.
+ * So a rank that has seen a counter needs no event, and a rank waits for a GPU only if it needs that GPU's results. */
 
 static bool xdi_route_reads(const xd_route *route, int teacher) {
     for (int64_t i = 0; i < route->plan.piece_count; i++)
@@ -36702,7 +36708,7 @@ static xd_device_handle *xdi_route_handle(const xd_route *route, int teacher) {
                                         XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1));
 }
 
-/* Makes this rank's rows; false when others could not open them. */
+/* Allocates this rank's rows; false when others could not open them. */
 static bool xdi_route_offer_rows(xd_route *route) {
     const int me = route->plan.rank;
     const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
@@ -36771,7 +36777,7 @@ static void xdi_route_count_post(void *user) {
     __atomic_fetch_add(xdi_route_posted(route, route->plan.rank), 1, __ATOMIC_RELEASE);
 }
 
-/* Windows are told in order, from 0. */
+/* Windows are reported in order, from 0. */
 static void xdi_route_count_read(void *user) {
     xd_route *route = (xd_route *)user;
     xdi_route_release_before(route, __atomic_fetch_add(&route->counted, 1, __ATOMIC_RELAXED));
@@ -36789,7 +36795,7 @@ XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
 
 /* ---- leaving ---- */
 
-/* Waits until nobody has this rank's rows open; false when that is not sure. */
+/* Waits until no other process has this rank's rows open; false when that is not certain. */
 static bool xdi_route_wait_closed(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };
@@ -36833,7 +36839,7 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
 
 /* >>teacher/route_memory.c */
 
-/* The memory of a route: where its rings are placed and given back, its events, windows and messages. */
+/* The memory of a route: its rings, events, windows and message buffers. */
 
 #include <string.h>
 #include <time.h>
@@ -36881,7 +36887,7 @@ static xd_result xdi_route_place_rings(xd_route *route) {
  *
  * What ranks know of one another: link 0 is the address of a rank's rows, 1 + i the event of its slot i, slots + 1
  * that of its reads. Threads of a process share addresses. Events live until the last rank has left, because others
- * may wait for them after their rank has gone. */
+ * may wait for them after their rank has left. */
 
 static int64_t *xdi_route_link(const xd_route *route, int rank, int64_t i) {
     return route->links + rank * ((int64_t)route->d.slots + 2) + i;
@@ -36937,7 +36943,7 @@ XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, u
     return route->kernels->memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
 }
 
-/* What this rank has launched so far is all that reads the slots it is about to release. */
+/* Records that all kernels reading the slots to be released have been launched so far. */
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
@@ -36972,7 +36978,7 @@ static void xdi_route_say_goodbye(const xd_route *route) {
             __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
 }
 
-/* Waits until nobody reads this rank's rows; false when that is not sure. */
+/* Waits until no rank reads this rank's rows; false when that is not certain. */
 static bool xdi_route_wait_readers(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };
@@ -36989,7 +36995,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
     return route->kernels->memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
 }
 
-/* False when this rank's rows may still be read: then they are not given back. */
+/* False when this rank's rows may still be read: then they are not freed. */
 static bool xdi_route_part(const xd_route *route) {
     const int ranks = route->plan.ranks;
     if (!route->links) return true;
@@ -37006,7 +37012,7 @@ static bool xdi_route_part(const xd_route *route) {
 
 /* ---- windows and messages ---- */
 
-/* The most that one step sends and takes, in elements, and in samples with ids. */
+/* The maximum that one step sends and takes, in elements, and in samples with ids. */
 typedef struct xdi_route_traffic {
     int64_t sent, taken, sent_ids, taken_ids;
 } xdi_route_traffic;
@@ -37047,7 +37053,7 @@ static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
     return (char *)route->kernels->memory.allocate(route->ctx, bytes + 1);
 }
 
-/* The window, unless every one of them is a view; and what messages are made in. */
+/* Memory of the window, unless every window is a view; and the message buffers. */
 static xd_result xdi_route_place_buffers(xd_route *route) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
     const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
@@ -37211,8 +37217,8 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
     if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
 }
 
-/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
- * later window needs. That can be more than was ever read, so it is told before the first window too. */
+/* Reports to the teachers that windows before `number`, counted over all steps, are read: they may reuse slots that no
+ * later window needs. Some slots may never be needed, so this is reported before the first window too. */
 static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
     XD_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
     route->told = number;
@@ -37286,7 +37292,7 @@ XD_API void xd_route_destroy(xd_route *route) {
     xd_release(route->ctx, route);
 }
 
-/* ---- where a rank stands ---- */
+/* ---- progress of a rank ---- */
 
 static const xdi_route_half *xdi_route_own(const xd_route *route, int side) {
     return &route->plan.halves[side][route->plan.rank];
@@ -37313,9 +37319,9 @@ XD_API xd_route_info xd_route_describe(const xd_route *route) {
     return info;
 }
 
-/* ---- pieces ---- */
+/* ---- pieces: the rectangles of the plan ---- */
 
-/* The piece's rectangle in rows of a stride, from a place in them. */
+/* The piece's rectangle in rows of a stride, from an element of them. */
 static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtype dtype, int64_t stride,
                                    int64_t row, int64_t column) {
     xd_rows rows;
@@ -37383,7 +37389,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
     return XD_OK;
 }
 
-/* Counts become places, in rank order. */
+/* Turns counts into offsets, in rank order. */
 static void xdi_route_begins(int64_t *counts, int ranks) {
     int64_t sum = 0;
     for (int r = 0; r < ranks; r++) {
@@ -37418,8 +37424,8 @@ static xd_result xdi_route_exchange(xd_route *route) {
     return xdi_route_unpack_step(route, begin, end, in, ids_in);
 }
 
-/* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
- * before its first exchange, so that nobody waits in the last post for a step that may never begin. */
+/* The steps that a rank without a student side has completed: at least one micro-batch of a step is posted
+ * before its first exchange, so that no rank waits in the last post for a step that may never begin. */
 static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
@@ -37431,16 +37437,16 @@ static xd_result xdi_route_catch_up(xd_route *route) {
     }
 }
 
-/* ---- a teacher's turn ---- */
+/* ---- the teacher's side ---- */
 
-/* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
+/* Waits until a student has released `target` micro-batches; the stream then waits for the student's kernels. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
     const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
     XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
 
-/* Is the slot of the next micro-batch free of what it held before? */
+/* Have the students released the previous contents of the next micro-batch's slot? */
 static xd_result xdi_route_wait_slot(xd_route *route) {
     const int me = route->plan.rank;
     const uint64_t slots = (uint64_t)route->d.slots;
@@ -37535,14 +37541,14 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     return xd_route_post(route);
 }
 
-/* ---- a student's turn ---- */
+/* ---- the student's side ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
-/* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
+/* Waits for the pieces of the step in the order of the plan and copies each, unless the window is a view. */
 static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round, bool view) {
     const xdi_route_plan *plan = &route->plan;
     for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
@@ -37562,7 +37568,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
     return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
 }
 
-/* The window as a part of the slot it lies in. */
+/* The window as a view into its slot. */
 static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
     const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
@@ -37617,11 +37623,11 @@ XD_API xd_result xd_route_release(xd_route *route) {
 
 /* >>teacher/columns.c */
 
-/* The columns of a teacher's logits that a sample keeps. */
+/* The columns of a teacher's logits that are selected for a sample. */
 
 #include <string.h>
 
-/* What one call holds, in memory of the device. */
+/* Memory of one call, on the device. */
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;
@@ -37704,24 +37710,24 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
 #ifndef XDISTILL_NO_XTOKEN
 /* >>xtoken/internal */
 
-/* One driver for all kinds of teachers and all devices. What a call computes on lies in the memory of the context's
- * device, `work`; what the host makes for it are lists, which one copy brings there; what the host alone looks at is
- * `host`. On a CPU the three are one memory, and what would be copied is there already.
+/* One driver for all kinds of teachers and all devices. `work` is the memory of the context's device that kernels
+ * compute on; the lists that the host makes for them are copied there at once; `host` is memory that only the host
+ * reads. On a CPU the three are the same memory, and nothing is copied.
  *
- *   check   are the teacher's fields right, on this rank alone
- *   size    the largest of the blocks that teachers use in turn
- *   layout  the blocks that a teacher has to itself
- *   open    once a call, before the first exchange: what comes from other memory; on this rank alone
+ *   check   checks the teacher's fields, local
+ *   size    the maximum size of the blocks that teachers use one after the other
+ *   layout  the blocks that only this teacher uses
+ *   open    once a call, before the first exchange: allocates what is not in the workspace; local
  *   begin   once a call, when weights and chunks are known: what all passes use; collective
  *   fill    once a pass: the lists, before any kernel runs
- *   upload  the lists of all teachers go to the device
- *   run     once a pass: sums, divergences, and the gradient when the pass writes; the host does not wait
- *   tell    once a pass, when the chunks are back: what they add to the sums
+ *   upload  copies the lists of all teachers to the device
+ *   run     once a pass: sums, divergences, and the gradient when the pass writes it; the host does not wait
+ *   tell    once a pass, when the chunks are back on the host: adds them to the sums
  *   close   releases what open and begin took
  *
- * A term is a teacher during a call. A place is a chunk's number among those of its sequence that this rank works on; a
- * tile is so many places in a row. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced over
- * ranks, and settled into doubles.
+ * A term is a teacher during a call. A place is a chunk's index among the chunks of its sequence that this rank computes; a
+ * tile is a number of consecutive places. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced
+ * over ranks, and settled, which means converted to doubles.
  *
  * A new kind is a file with its xdi_xtoken_kind and a line in kinds.c. */
 
@@ -37730,7 +37736,7 @@ enum { XDI_XTOKEN_TILE_MAX = 65536 };
 typedef struct xdi_xtoken xdi_xtoken;
 typedef struct xdi_xtoken_term xdi_xtoken_term;
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
+/* Widths of the blocks that teachers use one after the other: the maximum of each. */
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
@@ -37745,13 +37751,13 @@ typedef struct xdi_xtoken_sizes {
     size_t matrix;
 } xdi_xtoken_sizes;
 
-/* Where blocks come from; false `fits` when one did not. */
+/* The source of blocks; `fits` is false when one did not fit. */
 typedef struct xdi_xtoken_arenas {
     xd_arena *lists, *host, *work;
     bool fits;
 } xdi_xtoken_arenas;
 
-/* What is special about a kind. */
+/* Properties of a kind. */
 enum {
     XDI_KIND_POSITIONS = 1,   /* it compares positions, not chunks */
     XDI_KIND_APART = 2,       /* its chunks are worked on without places */
@@ -37760,7 +37766,7 @@ enum {
     XDI_KIND_EVEN_COMPAT = 16 /* compat: neither the size of sample weights nor exact_only matters */
 };
 
-/* A kind of teachers. What it has no use for is NULL. */
+/* A kind of teachers. Steps that it does not need are NULL. */
 typedef struct xdi_xtoken_kind {
     int traits;
     xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
@@ -37794,14 +37800,14 @@ struct xdi_xtoken_term {
     xdi_xtoken_side student_rows, teacher_rows;
     xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
     int64_t chunk_count;     /* of these */
-    uint8_t *mask;           /* lists: [teacher rows] who has a say in J */
+    uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
     bool active;             /* takes part in KD */
     bool reads;              /* comes as logits */
     int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-    void *own;               /* host: what its kind has of its own */
+    void *own;               /* host: private state of its kind */
 };
 
 /* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
@@ -37815,7 +37821,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's, from its first on. */
+/* A teacher's cells, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -37824,7 +37830,7 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* What the host looks at; [rows] of the student. */
+/* Memory that the host reads; [rows] of the student. */
 typedef struct xdi_xtoken_host {
     int64_t *argmax;
     double *log_probs;  /* of the labels */
@@ -37835,7 +37841,7 @@ typedef struct xdi_xtoken_host {
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
 
-/* What kernels work on: memory of the device. */
+/* Device memory that kernels work on. */
 typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
@@ -37881,12 +37887,12 @@ struct xdi_xtoken {
     bool on_device; /* its memory is not the host's */
     bool fixed;     /* INVARIANT: cells are xd_fixed */
     bool write;     /* this pass writes the gradient */
-    bool owner;     /* this rank tells what all ranks of sequence_comm know */
+    bool owner;     /* this rank reports what all ranks of sequence_comm know */
 };
 
-/* ---- teacher.c: a teacher's desc by itself ---- */
+/* ---- teacher.c: facts from a teacher's desc ---- */
 
-/* Does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+/* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
  * none. */
@@ -37896,34 +37902,34 @@ XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
 /* How many lists of n elements there is room for, at least 1. */
 XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n);
-/* Is the projection, if any, of these two vocabularies, the teacher's by the name of what it comes from? */
+/* Checks that the projection, if any, is of these two vocabularies; errors name the source of the teacher's. */
 XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                                  int64_t size, const char *source);
 
 /* ---- cells.c: sums ---- */
 
-/* -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. These three are cells of
- * the host; join sums them over comm (NULL -> not at all) and leaves doubles. */
+/* -infinity is a legal term. NaN, and in INVARIANT mode a number that does not fit, makes the cell NaN. These three work on
+ * cells in host memory; join sums them over comm (NULL -> no sum) and converts them to doubles. */
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
-/* Bytes of a cell, and how many words of doubles it is. */
+/* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
-/* Adds up cells of any memory over one group; they stay what they are. */
+/* Adds up cells in any memory over one group; they remain cells. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
-/* The doubles of the first `count` of the given cells, before which there is room; the cells are spent. */
+/* Converts the first `count` cells to doubles, which are written to the memory before the cells and may overwrite them. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out);
-/* The room for `count` cells to be settled in a few steps, each twice as long as the one before. */
+/* The memory needed before `count` cells to settle them in a few steps, each twice as long as the one before. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count);
 
-/* ---- share.c: chunks, who works on them, and tiles ---- */
+/* ---- share.c: chunks, the ranks that compute them, and tiles ---- */
 
-/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+/* Does the chunk count, and is it compared (a chunk that does not count may still be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-/* The sample's weight; w_c; tau^2 / D; omega; and what one unit of d(c) adds to the whole loss. */
+/* The sample's weight; w_c; tau^2 / D; omega; and the factor of d(c) in the whole loss. */
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b);
 XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term);
@@ -37934,12 +37940,12 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon);
 
-/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which
- * all of them work on, then this rank's own; another's have none. Their sizes are known. Collective over
- * sequence_comm. */
+/* Assigns places to the chunks that are compared: first to those with tokens on several ranks of sequence_comm, which
+ * all ranks compute, then to those of this rank only; another rank's chunks have none. Their sizes are known. Collective
+ * over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+/* Does this rank add the chunk's results to the sums? Exactly one of the ranks that compute it does. */
 XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 
 /* Places [first, first + count) of sequence b; sums over rows are reduced over comm: NULL where they are complete. */
@@ -37948,7 +37954,7 @@ typedef struct xdi_xtoken_tile {
     xd_comm *comm;
 } xdi_xtoken_tile;
 
-/* How many tiles a sequence has, of chunks of several ranks and of all, the former first; and one of them. */
+/* The number of tiles of a sequence: of chunks of several ranks, which come first, and of all; and one of the tiles. */
 XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -37958,15 +37964,15 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
-/* What a chunk adds to the sums. */
+/* The contribution of a chunk to the sums. */
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
-/* Of all places in their order. */
+/* The same for all places in order. */
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* ---- work.c: what kinds tell the kernels ---- */
+/* ---- work.c: kernel arguments ---- */
 
-/* A block of the host for term->own; `plan` instead while blocks are planned alone. */
+/* A block of host memory for term->own; `plan` instead while blocks are only planned. */
 XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes);
 /* Blocks, NULL while planning. */
 XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size);
@@ -37976,21 +37982,21 @@ XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
-/* Labels of the caller where kernels can read them: there, or copied to the block. */
+/* The caller's labels in memory that kernels can read: in place, or copied to the block. */
 XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
                                              xd_ids *out);
 
-/* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
+/* Rows of a tile: the student's or a teacher's; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
-/* Where their gradient goes. */
+/* The rows' gradient. */
 XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows);
 
-/* Who has a say in J, in term->mask. */
+/* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
 /* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
@@ -38012,33 +38018,33 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
-/* kinds.c; NULL for a number that is none. */
+/* kinds.c; NULL for a number that is no kind. */
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 
 /* check.c: the desc with every default filled in, and the checks. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
-/* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
+/* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
 XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
 XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
-/* Also behind a failure, when the device may still read what was launched. */
+/* Also after a failure, when kernels that were launched may still read the memory. */
 XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
- * who takes part: scores [teacher_count][2] over comm become means. */
+ * which take part: scores [teacher_count][2], summed over comm, become means. */
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
-/* rows.c: statistics of rows: which count, and by how much their cross entropy does; the host waits for them where
+/* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if
  * there are labels. */
 XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 
 /* >>xtoken/teacher.c */
 
-/* What a teacher's desc says by itself: whether it comes as logits, and how large its vocabulary and J are. */
+/* Facts that follow from a teacher's desc: whether it has logits, and the sizes of its vocabulary and J. */
 
 #include <math.h>
 
@@ -38086,7 +38092,7 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 
 /* >>xtoken/cells.c */
 
-/* Cells: sums that go over rows and ranks, of the host and of the device. */
+/* Cells: sums over rows and ranks, in host and device memory. */
 
 #include <string.h>
 
@@ -38112,7 +38118,7 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
     return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
 }
 
-/* From the front: a double is half as wide. */
+/* From the front, in place: a double is half as wide as a cell. */
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm) {
     XD_TRY(xdi_xtoken_reduce(x, comm, cells, count));
     for (int64_t i = 0; i < count && x->fixed; i++) {
@@ -38122,13 +38128,13 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
     return XD_OK;
 }
 
-/* A GPU's are settled at once, as a launch costs more than memory. */
+/* On a GPU in a single step, because a launch costs more than memory. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count) {
     const int64_t steps = x->on_device ? 1 : 6;
     return x->fixed ? count / ((1 << steps) - 1) + 1 : 0;
 }
 
-/* A step is as long as what lies between its doubles and its cells, so that it writes over what was read before. */
+/* A step is as long as the gap between its doubles and its cells, so it overwrites only cells that were read before. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out) {
     int64_t step;
@@ -38142,21 +38148,21 @@ XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64
 
 /* >>xtoken/share.c */
 
-/* Which chunks of a teacher a rank works on, in what order, and what they weigh. A chunk whose tokens all lie on one
- * rank of the sequence is that rank's alone, and nothing of it is exchanged. The others (where positions lie in order,
- * one at each cut between two ranks) are worked on by all ranks together, before any of them turns to its own: so
- * nobody waits for another's. */
+/* Which chunks of a teacher a rank computes, in what order, and their weights. A chunk whose tokens are all on one
+ * rank of the sequence is computed by that rank only, without an exchange over the sequence. The other chunks (with
+ * contiguous intervals of positions, one at each boundary between two ranks) are computed by all ranks together, before
+ * any rank starts its private chunks: so no rank waits for another's private chunks. */
 
 #include <math.h>
 #include <string.h>
 
-/* ---- what a chunk weighs ---- */
+/* ---- weight of a chunk ---- */
 
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
     return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
 }
 
-/* Tokens on both sides, not masked, and exact where that is asked for. */
+/* Tokens on both sides, not masked, and exact if exact_only is set. */
 static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t at = b * t->chunks + c;
@@ -38211,7 +38217,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
 
 /* ---- places ---- */
 
-/* What becomes of a chunk, in term->place until its place is known. */
+/* How a chunk is computed: stored in term->place until its place is known. */
 enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
 
 static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
@@ -38219,7 +38225,7 @@ static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int6
         if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
 }
 
-/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
+/* Which rank computes each chunk, in term->place: this needs the number of ranks that have tokens of it. */
 static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t count = x->d.sequences * t->chunks;
@@ -38240,7 +38246,7 @@ static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-/* Gives the chunks of one kind their places from `next` on; returns the next one. */
+/* Assigns places from `next` on to the chunks of one sort; returns the next free place. */
 static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
     int64_t *order = term->order + b * term->teacher->chunks,
             *place = term->place + b * term->teacher->chunks;
@@ -38326,7 +38332,7 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
     return tile->b * term->teacher->chunks + tile->first;
 }
 
-/* ---- what comes of chunks ---- */
+/* ---- results of chunks ---- */
 
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
@@ -38356,7 +38362,7 @@ XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* >>xtoken/work.c */
 
-/* What kinds tell the kernels: blocks of the device, rows at work, the choice of columns, deltas and moments. */
+/* Kernel arguments that several kinds need: device blocks, rows of a tile, the choice of columns, deltas and moments. */
 
 #include <string.h>
 
@@ -38394,7 +38400,7 @@ XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels,
     return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
-/* ---- rows at work ---- */
+/* ---- rows of a tile ---- */
 
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count) {
@@ -38529,11 +38535,11 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
 
 #include <string.h>
 
-/* What a teacher has to itself. */
+/* Private state of a teacher. */
 typedef struct xdi_projected {
     int64_t *given;                   /* lists: [B, 2k] J as it was given, and its places in the rows */
     xd_projection projection, copied; /* in memory of the device; what to free of it */
-    xd_xtoken_matrix matrix;          /* in the J at work */
+    xd_xtoken_matrix matrix;          /* in the current J */
     const int64_t *ids_in_rows;       /* J in the teacher's rows */
 } xdi_projected;
 
@@ -38554,7 +38560,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
     return matrix;
 }
 
-/* A desc whose workspace is asked for need not be right yet. */
+/* The size query may be called with a desc that is not valid yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
     const xd_projection *m = term->teacher->projected.projection;
@@ -38733,13 +38739,13 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void) {
 #include <math.h>
 #include <string.h>
 
-/* The exact map, where kernels read it. */
+/* The exact map, in memory that kernels read. */
 typedef struct xdi_gold {
     int32_t *pair, *other, *rest, *other_rest; /* lists */
-    int64_t tail;                              /* how long the tails are */
+    int64_t tail;                              /* length of the tails */
 } xdi_gold;
 
-/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+/* Are they ids of the vocabulary? Lists without partners ascend, so they have at most as many entries as there are
  * ids. */
 static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
                                     int64_t size, bool ascending) {
@@ -38823,7 +38829,7 @@ static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* One chunk, which is all of its tile. */
+/* One chunk: its tile has no other. */
 typedef struct xdi_gold_chunk {
     const xdi_gold *g;
     xd_xtoken_rows student, teacher;
@@ -38849,12 +38855,12 @@ static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
     return XD_OK;
 }
 
-/* A list of the caller's on a CPU, where the lists are no other memory. */
+/* A list of the caller, used in place on a CPU. */
 static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
     return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
 }
 
-/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
+/* The KL of this shard's pairs in a cell, its derivative by alpha in u, and the most probable pair. */
 static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     xd_xtoken_pair_args a;
     memset(&a, 0, sizeof a);
@@ -38875,8 +38881,8 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.pair(&x->launch, &a);
 }
 
-/* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
- * shorter list of this shard ends in -1, which is less than any probability. */
+/* The largest probabilities of this shard's ids without a partner, after its most probable pair, and of the teacher's. A
+ * shorter list of this shard is filled with -1, which is below any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
@@ -38902,8 +38908,8 @@ static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.tail(&x->launch, &t);
 }
 
-/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an entry is
- * ours. */
+/* Compares the tails and most probable pairs of all shards with the teacher's; u gets the derivative by alpha of this
+ * shard's entries. */
 static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
@@ -38957,7 +38963,7 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
     return xdi_gold_finish(x, &c);
 }
 
-/* Those of several ranks, or this rank's own, of all sequences. */
+/* Chunks that several ranks share, or those of this rank only, of all sequences. */
 static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
@@ -38989,7 +38995,7 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 
-/* In the order in which they ran: those of several ranks first. */
+/* In the order in which they ran: chunks of several ranks first. */
 static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     for (int together = 1; together >= 0; together--)
         for (int64_t b = 0; b < x->d.sequences; b++) {
@@ -39019,7 +39025,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
 typedef struct xdi_same {
     int64_t *rows;  /* lists: [rows] */
     int64_t *all;   /* lists: [k] every id, where nothing is chosen */
-    int64_t *first; /* host: [B + 1] where those of a sequence begin */
+    int64_t *first; /* host: [B + 1] first of them of each sequence */
     bool chooses;
 } xdi_same;
 
@@ -39081,7 +39087,7 @@ static xd_result xdi_same_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* J of sequence b, and where every id is in it. */
+/* J of sequence b, and the index of every id in it. */
 static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                  const int64_t **ids) {
     const xdi_same *s = (const xdi_same *)term->own;
@@ -39092,8 +39098,8 @@ static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *ter
     return x->kernels->xtoken.slots(&x->launch, &a);
 }
 
-/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
- * `divisor` of them. */
+/* The teacher's columns J of the current rows, or the weighted sum over all teachers when their logits are averaged:
+ * `divisor` teachers. */
 static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_pick_args t,
                                   double *divisor) {
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
@@ -39111,7 +39117,7 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     return XD_OK;
 }
 
-/* The student's, from the ranks that own them. */
+/* The student's columns, from the ranks that own them. */
 static xd_result xdi_same_student(const xdi_xtoken *x, const xd_xtoken_pick_args *a) {
     XD_TRY(x->kernels->xtoken.pick(&x->launch, a));
     if (!x->vocab.tp) return XD_OK;
@@ -39177,18 +39183,18 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void) {
 
 /* >>xtoken/cached.c */
 
-/* CACHED: from a file of a teacher's likeliest tokens. The host reads J and a of as many tiles as there is room for,
- * and hands them to the device in one copy: all of them once a call where memory is the device's, else as many as stay
- * in the caches. */
+/* CACHED: from a file of a teacher's most probable tokens. The host reads J and a of several tiles
+ * and copies them to the device at once: on a GPU all tiles once a call, on a CPU as many as stay in the processor's
+ * caches. */
 
 #include <math.h>
 #include <string.h>
 
-/* Entries that a CPU holds at once, as long as no single tile has more; and those of maps from teacher ids to lists, so
- * many words, that a tile has at most. */
+/* Entries that a CPU holds at once, unless a single tile has more; and the maximum number of words of a tile's maps from
+ * teacher ids to lists. */
 enum { XDI_XCACHED_ROOM = 16384, XDI_XCACHED_MAPS = 1 << 22 };
 
-/* Where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+/* Cache positions of all chunks, the same on every rank that shares the sequences. */
 typedef struct xdi_xcached_places {
     int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
     int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
@@ -39199,14 +39205,14 @@ typedef struct xdi_xcached_places {
     double *probabilities;
 } xdi_xcached_places;
 
-/* Memory of its own, as a cache's size is known in the call alone. */
+/* Allocated in the call, because only then the size of the cache is known. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
     xd_projection projection, copied; /* in memory of the device; what to free of it */
     int64_t tiles, room;              /* of the teacher; entries at once */
-    int64_t first, end;               /* tiles that are at hand */
+    int64_t first, end;               /* tiles that are loaded */
     int64_t width;                    /* tiles have so many offsets */
-    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a loaded tile begin */
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
     double *target;                   /* [room] a */
     int32_t *ids;                     /* [room] J of one chunk after the other */
@@ -39249,7 +39255,7 @@ static void xdi_xcached_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_x
     xdi_xtoken_own(term, a, &plan, sizeof plan);
 }
 
-/* Entries that a chunk can have at most. */
+/* Maximum number of entries of a chunk. */
 static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
     const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
@@ -39301,7 +39307,7 @@ static void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term
     p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
-/* The lists, and behind them what the host needs to make them. */
+/* The lists, followed by what the host needs to make them. */
 static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     xd_arena *arena) {
     bool fits = true;
@@ -39323,7 +39329,7 @@ static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_
     return l;
 }
 
-/* The lists come first, where they are other memory than the host's. */
+/* The lists come first when they are in other memory than the host's. */
 static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     int64_t longest, xd_arena *arena) {
     const xd_xtoken_lists lists = xdi_xcached_lists(term, h);
@@ -39337,9 +39343,9 @@ static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *
     return fits;
 }
 
-/* ---- places in the cache ---- */
+/* ---- positions in the cache ---- */
 
-/* Every rank gets the places of all positions; it reads the cache by itself. */
+/* Every rank gets the cache positions of all rows and reads the cache itself. */
 static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                       const int64_t **all, int64_t *count) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -39355,7 +39361,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
 }
 
-/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+/* Sorted by chunk and cache position, so that sums do not depend on which rank held which row. */
 static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                          xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
@@ -39375,7 +39381,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
     return XD_OK;
 }
 
-/* J and a of one chunk; returns how many entries. */
+/* J and a of one chunk; returns the number of entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cached.cache;
@@ -39397,7 +39403,7 @@ static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *te
     return count;
 }
 
-/* ---- tiles at hand ---- */
+/* ---- loaded tiles ---- */
 
 /* Tile `index` of all. */
 static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
@@ -39417,8 +39423,7 @@ static xd_result xdi_xcached_upload(const xdi_xtoken *x, const xdi_xcached *h) {
     return x->on_device ? xdi_xtoken_copy(x, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE) : XD_OK;
 }
 
-/* As many tiles from this one on, `index` of all, as there is room for go to the device, which is through with those
- * before. */
+/* Copies to the device as many tiles as fit, from tile `index` of all on; the device has finished the tiles before. */
 static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                    int64_t index, int64_t b, int64_t i) {
     if (index >= h->first && index < h->end) return XD_OK;
@@ -39435,7 +39440,7 @@ static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *t
     return xdi_xcached_upload(x, h);
 }
 
-/* Memory, of the host and of the device, and where positions are. */
+/* Host and device memory, and the cache positions. */
 static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     xd_arena host = xd_arena_over(NULL, 0), work = host;
     xd_result result = XD_OK;
@@ -39567,15 +39572,15 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void) {
 
 /* >>xtoken/likelihood.c */
 
-/* LIKELIHOOD: how likely each side finds a chunk as a whole. */
+/* LIKELIHOOD: the probability that each side gives to a chunk as a whole. */
 
 #include <math.h>
 #include <string.h>
 
-/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
+/* Upper bound of log-likelihoods: ln(1 - e^l) then stays finite. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
 
-/* Log-likelihoods of chunks; the host's, but for the gradient. */
+/* Log-likelihoods of chunks; in host memory, except for the gradient. */
 typedef struct xdi_likelihood {
     double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
     double
@@ -39605,12 +39610,12 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
 
 /* ---- the two sums of every chunk ---- */
 
-/* The slot of a row's chunk when it is looked at, else -1. */
+/* The index of a row's chunk if that chunk is compared, else -1. */
 static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
-/* log softmax, at temperature 1, of the teacher's rows that are looked at, at their labels. */
+/* log softmax, at temperature 1, of the teacher's rows of compared chunks, at their labels. */
 static xd_result xdi_likelihood_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     xdi_likelihood *h = (xdi_likelihood *)term->own;
@@ -39647,17 +39652,17 @@ static xd_result xdi_likelihood_sums(const xdi_xtoken *x, const xdi_xtoken_term 
 
 /* ---- chunks ---- */
 
-/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
+/* ln(1 - e^l) for l < 0, accurate on both sides of ln 1/2. */
 static double xdi_likelihood_complement(double l) {
     return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
 }
 
-/* p (a - b), 0 where p is: a may be -infinity there. */
+/* p (a - b), 0 where p is 0: a may be -infinity there. */
 static double xdi_likelihood_part(double p, double a, double b) {
     return p > 0.0 ? p * (a - b) : 0.0;
 }
 
-/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
+/* KL between Bernoulli distributions e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
  *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
 static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
     const bool floor = s > XDI_LIKELIHOOD_MOST;
@@ -39687,7 +39692,7 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* ---- a pass ---- */
 
-/* The rows that have a gradient, and by how much. */
+/* The rows that have a gradient, and its factors. */
 static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     h->count = 0;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
@@ -39768,7 +39773,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void) {
 
 /* >>xtoken/kinds.c */
 
-/* The kinds of teachers: a new one is its file and a line here. */
+/* The kinds of teachers: a new kind is a file and a line here. */
 
 /* In the order of xd_xtoken_kind. */
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind) {
@@ -39784,7 +39789,7 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind) {
 
 #include <math.h>
 
-/* Averaging needs logits of one shape; else the teachers are summed. */
+/* Averaging needs logits of equal shape; else the teachers are summed. */
 static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
     for (int i = 0; i < d->teacher_count; i++)
         if (d->teachers[i].kind != XD_XTOKEN_SAME || d->teachers[i].logits.cols != d->teachers[0].logits.cols)
@@ -39819,7 +39824,7 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
     return false;
 }
 
-/* The defaults of what 0 has no meaning for; sizes that no teacher asks for are 1. */
+/* Defaults of fields where 0 has no meaning; sizes that no teacher needs are 1. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
@@ -39999,7 +40004,7 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
     return XD_OK;
 }
 
-/* With several teachers a row is read again after its gradient was written, and added to. */
+/* With several teachers a student row is read again after a gradient was written to it, and later ones are added. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
     if (!d->common.gradient.data) return XD_OK;
@@ -40066,7 +40071,7 @@ static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, in
     side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
 }
 
-/* What comes back is behind each other. */
+/* What is copied back to the host is contiguous. */
 static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
     const int64_t b = x->d.sequences, count = b * term->teacher->chunks;
     const bool positions = (term->kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -40086,7 +40091,7 @@ static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xt
     xdi_layout_side(x, term, term->teacher->logits.rows, &term->teacher_rows, a);
 }
 
-/* Every teacher's own blocks; the largest of those that they share. */
+/* The private blocks of every teacher, and the maximum size of the blocks that they share. */
 static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const bool scored = x->d.score != XD_XTOKEN_SCORE_NONE || x->d.mode == XD_XTOKEN_SELECT;
     x->terms = (xdi_xtoken_term *)xdi_arena_array(a->host, x->d.teacher_count, sizeof *x->terms, &a->fits);
@@ -40100,7 +40105,7 @@ static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_a
     }
 }
 
-/* Statistics of rows: where memory is one, the host looks at what the device writes. */
+/* Statistics of rows: on a CPU the host reads the same memory that the kernels write. */
 static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->d.student.rows, away = x->on_device ? rows : 0;
     xdi_xtoken_host *h = &x->host;
@@ -40126,7 +40131,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
 }
 
-/* Cells, and before them room for their doubles. */
+/* Cells, preceded by memory for their doubles. */
 static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->fixed ? x->d.student.rows : 0;
     const int64_t cells = xdi_xtoken_most(s->cells, rows) * xdi_xtoken_wide(x);
@@ -40136,7 +40141,7 @@ static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoke
     if (x->work.cells) x->work.cells += x->room;
 }
 
-/* What teachers use in turn. */
+/* Blocks that teachers use one after the other. */
 static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t ranks = x->vocab.ranks, k = s->tail;
     xdi_xtoken_work *w = &x->work;
@@ -40155,7 +40160,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     w->scratch = (float *)xdi_arena_array(a->work, s->scratch, sizeof(float), &a->fits);
 }
 
-/* Every block. On a CPU the arenas are one; with planning arenas this is the size query. */
+/* Every block. On a CPU all arenas are the same one; with planning arenas this is the size query. */
 static bool xdi_layout_all(xdi_xtoken *x, xdi_xtoken_arenas *a) {
     xdi_xtoken_sizes s;
     memset(&s, 0, sizeof s);
@@ -40245,11 +40250,11 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result) {
 
 /* >>xtoken/score.c */
 
-/* Scores of teachers, and the weights made of them. */
+/* Scores of teachers, and the weights computed from them. */
 
 #include <math.h>
 
-/* The weight of a row for this score, 0 where it has no say. */
+/* The weight of a row in this score, 0 where it does not count. */
 static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
                                int64_t row) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -40264,7 +40269,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
-/* What a row's moments say, over the whole width of the model as the reference has it. */
+/* The score of a row from its moments, over all columns of the logits, padding included, as in the reference. */
 static double xdi_score_of(const double *m, xd_xtoken_score score) {
     const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
     if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;
@@ -40351,7 +40356,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     return x->kernels->xtoken.row_logs(&x->launch, &a);
 }
 
-/* row_weight holds the log-sum-exps at temperature 1 on their way. */
+/* row_weight temporarily holds the log-sum-exps at temperature 1. */
 static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const xdi_xtoken_work *w = &x->work;
@@ -40373,7 +40378,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* Does the row count, and how much? A label outside the vocabulary is found here. */
+/* Does the row count, and with what weight? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
     const xd_loss_common *c = &x->d.common;
     const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;
@@ -40411,7 +40416,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
 #include <math.h>
 #include <string.h>
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     XD_TRY(xdi_xtoken_validate(ctx, &d));
@@ -40422,7 +40427,7 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
     return XD_OK;
 }
 
-/* What rows add to the sums. */
+/* The contribution of rows to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
@@ -40437,7 +40442,7 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 
 /* ---- denominators and scores ---- */
 
-/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
+/* Chunks of every teacher and the ranks that compute them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
@@ -40465,7 +40470,7 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
-/* One value of the caller's, in memory of the device or of the host. */
+/* One value of the caller, in device or host memory. */
 static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
     if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
     memcpy(to, from, bytes);
@@ -40524,7 +40529,7 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
 
 /* ---- passes ---- */
 
-/* Everything that the kernels of a pass are told of goes to the device. */
+/* Copies all lists that the kernels of a pass read to the device. */
 static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(x->terms[i].kind->fill(x, &x->terms[i]));
@@ -40532,7 +40537,7 @@ static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     return x->kernels->memory.fill(&x->launch, x->work.written, 0, (size_t)x->d.student.rows);
 }
 
-/* The chunks come back with their divergences, and add to the sums. */
+/* Copies the chunks with their divergences back and adds them to the sums. */
 static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
@@ -40561,7 +40566,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     return xdi_xtoken_take_home(x);
 }
 
-/* Where several ranks found something, all name what the first of them did. */
+/* When several ranks have a finding, all ranks report that of the first. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
@@ -40576,7 +40581,7 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* The sums of a pass over all of comm. */
+/* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
@@ -40617,7 +40622,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     return v;
 }
 
-/* Adds what was found to the caller's status, or makes an error of it. */
+/* Adds the findings to the caller's status, or turns them into an error. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
     xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
@@ -40661,7 +40666,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
-/* Are the sizes such that the workspace can be computed? */
+/* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
     if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
         return false;
@@ -40701,7 +40706,7 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 #include <math.h>
 #include <string.h>
 
-/* Bytes that the chunks at work on a device may take; one chunk may take more. */
+/* Maximum bytes of the chunks computed together on a device; a single chunk may take more. */
 #define XDI_ULD_TILE_BYTES ((size_t)64 << 20)
 
 /* ---- checks ---- */
@@ -40782,7 +40787,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
 
 /* ---- lists ---- */
 
-/* What the host says of the whole sequence; one copy brings it to a device. */
+/* Lists of the whole sequence, made by the host; one copy moves them to a device. */
 typedef struct xdi_uld_lists {
     xd_uld_chunk *chunks;           /* those with two sides; they come back */
     int64_t *ids[XD_ULD_SIDES];     /* [rows] the token that a row predicts */
@@ -40791,7 +40796,7 @@ typedef struct xdi_uld_lists {
     int32_t *list[XD_ULD_SIDES];    /* [vocabulary] the other ids; NULL without matched ones */
 } xdi_uld_lists;
 
-/* What lies in memory of the device besides. */
+/* Other blocks of device memory. */
 typedef struct xdi_uld_work {
     double *parts[XD_ULD_SIDES], *scores[XD_ULD_SIDES];
     uint64_t *sorted[XD_ULD_SIDES], *spare[XD_ULD_SIDES];
@@ -40805,7 +40810,7 @@ typedef struct xdi_uld {
     xd_launch launch;
     xd_uld_desc d;
     const xd_uld_side *side[XD_ULD_SIDES];
-    int64_t chunks, tile;        /* with two sides; at work at a time */
+    int64_t chunks, tile;        /* with two sides; computed together */
     int64_t count[XD_ULD_SIDES]; /* ids that are sorted */
     xdi_uld_lists here, there;   /* the host's, and the device's */
     xdi_uld_work work;
@@ -40844,7 +40849,7 @@ static void xdi_uld_fill_chunk(const xdi_uld *x, const xd_aligned_chunk *c, int3
         x->here.owner[row] = number;
 }
 
-/* The ids of a side without the matched ones: these are marked in their own places first. */
+/* The ids of a side without the matched ids, which are marked at their index first. */
 static int64_t xdi_uld_fill_list(int32_t *list, int64_t vocabulary, const int64_t *matched, int32_t *pairs,
                                  int64_t count) {
     int64_t n = 0;
@@ -40947,7 +40952,7 @@ static xd_uld_args xdi_uld_args_of(const xdi_uld *x, int64_t first) {
     return a;
 }
 
-/* Statistics of the rows of chunks [first, first + count), neighbours together. */
+/* Statistics of the rows of chunks [first, first + count), adjacent chunks in one launch. */
 static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64_t count) {
     const xd_rows *logits = &x->side[which]->logits;
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
@@ -41023,8 +41028,8 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     return xdi_uld_finish(x, below, out);
 }
 
-/* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
- * the host's. */
+/* With the lists in `here`: device memory has a copy of them before its work blocks. After a failure the device may
+ * still read the host's lists. */
 static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     const bool near = x->kernels->device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
@@ -41112,8 +41117,8 @@ static int xdi_canonical_put(char *out, uint32_t point) {
     return 2;
 }
 
-/* The code point at text[*at], which moves behind it. Vocabulary strings are UTF-8; a stray byte counts as
- * one. */
+/* The code point at text[*at]; *at moves after it. Vocabulary strings are UTF-8; an invalid byte counts as
+ * a code point. */
 static uint32_t xdi_canonical_next(const char *text, int64_t size, int64_t *at) {
     const unsigned char *p = (const unsigned char *)text + *at;
     const int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC0 ? 1 : 0;
@@ -41260,8 +41265,8 @@ static int64_t xdi_canonical_artifact(xd_text first, xd_text second, char *out) 
     return 0;
 }
 
-/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, and stay
- * so. */
+/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, for parity
+ * here too. */
 static int xdi_canonical_value(uint32_t point) {
     if (point < 256) return (int)point;
     if (point >= 0x11C && point <= 0x11F) return (int)point - 256;
@@ -41273,7 +41278,7 @@ static int xdi_canonical_value(uint32_t point) {
 /* Tokens that may be pieces of one character. */
 typedef struct xdi_canonical_run {
     unsigned char bytes[4];
-    int64_t count; /* bytes so far, also beyond the four that are kept */
+    int64_t count; /* bytes so far, also those after the four that are stored */
     bool space;    /* the first token has the marker */
 } xdi_canonical_run;
 
@@ -41419,8 +41424,8 @@ enum {
     XDI_DP_ONE_TEACHER = XDI_DP_ONE_STUDENT + XDI_DP_MOST_COMBINATION
 };
 
-/* One side: the canonical tokens, and their canonical forms again, by which pairs are judged. Tokens lie one
- * behind the other in memory, so a run of them is one string. */
+/* One side: the canonical tokens, and their canonical forms again, by which pairs are compared. Tokens are
+ * contiguous in memory, so a run of them is one string. */
 typedef struct xdi_dp_side {
     xd_canonical tokens, again;
 } xdi_dp_side;
@@ -41481,7 +41486,7 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 /* The best way into one cell; a later candidate must be strictly better. */
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
-    const int64_t si = x->s0 + i, tj = x->t0 + j; /* behind the token of this cell */
+    const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
     const int32_t *above = xdi_dp_row(dp, x, i - 1);
     int32_t *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
@@ -41589,7 +41594,7 @@ static int64_t xdi_dp_unique(const xd_canonical *side, xdi_dp_triple *triples) {
     return unique;
 }
 
-/* match[i] = teacher place of the candidate that begins at student token i, or -1. */
+/* match[i] = teacher index of the candidate that begins at student token i, or -1. */
 static void xdi_dp_candidates(const xdi_dp *dp, xdi_dp_triple *s, xdi_dp_triple *t, int32_t *match) {
     const int64_t n = xdi_dp_unique(&dp->student.tokens, s), m = xdi_dp_unique(&dp->teacher.tokens, t);
     for (int64_t i = 0; i < dp->student.tokens.count; i++) match[i] = -1;
@@ -41607,8 +41612,8 @@ static bool xdi_dp_free_run(const unsigned char *used, int64_t at) {
     return true;
 }
 
-/* Candidates in student order: one that overlaps a kept one falls, then one that goes back on the teacher's
- * side. Writes student and teacher places, returns how many. */
+/* Candidates in student order: one that overlaps an accepted one is dropped, then one that goes back on the teacher's
+ * side. Writes student and teacher indices, returns their number. */
 static int64_t xdi_dp_choose(const xdi_dp *dp, const int32_t *match, unsigned char *used_s,
                              unsigned char *used_t, xdi_dp_pair *anchors) {
     int64_t kept = 0, last = -1;
@@ -41763,7 +41768,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
 
 /* ---- the whole ---- */
 
-/* Room behind one block of memory for `count` tokens of `bytes` bytes in all. */
+/* One block of memory for `count` tokens of `bytes` bytes in total. */
 static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_canonical *out) {
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
@@ -41776,7 +41781,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
     return XD_OK;
 }
 
-/* Strings as they are. */
+/* Strings unchanged. */
 static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
     const xd_text *tokens = all.texts;
     const int64_t count = all.count;
@@ -43547,4 +43552,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c9afe87db1c27b167f7b8803d997807a3843a6c1ea5691a12686240bbc613b1e */
+/* xdistill sha256 e7f189df83655e373fbed56fae32f284e4c21688c3a7c73b5d06dd83365f8317 */

@@ -1,5 +1,5 @@
-/* The two aligners on one text of 2048 tokens a side: the sweep over byte spans, beside the dynamic programme
- * over token strings without an anchor to cut it.
+/* The two aligners on one text of 2048 tokens a side: the sweep over byte spans, compared with the dynamic programme
+ * over token strings without an anchor that divides it.
  *
  *     make bench      or      build/bench/align [-J FILE]
  */
@@ -10,7 +10,7 @@
 
 enum { TOKENS = 2048, MOST = 6, BYTES = TOKENS * MOST, REPEATS = 50 };
 
-/* One side: the text cut after 1 to MOST bytes, so that half of the boundaries meet. */
+/* One side: the text divided after 1 to MOST bytes, so that half of the boundaries meet. */
 typedef struct align_side {
     xd_token_span spans[TOKENS];
     xd_text strings[TOKENS];
@@ -49,7 +49,7 @@ static void cut(align_side *side, const char *text) {
     }
 }
 
-/* Few letters, so that no triple of tokens is alone and nothing is an anchor. */
+/* Few letters, so that no triple of tokens is unique and there is no anchor. */
 static void open_case(align_case *c) {
     for (int i = 0; i < BYTES; i++) c->text[i] = (char)('a' + below(3));
     cut(&c->student, c->text);

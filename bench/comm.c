@@ -1,5 +1,5 @@
-/* Collectives between ranks that are threads, beside the naive way: one shared sum behind a mutex. Built with
- * -DBENCH_MPI by mpicc and run by mpirun -n N: beside MPI's own collectives between N processes.
+/* Collectives between ranks that are threads, compared with a naive version: one shared sum behind a mutex. Built with
+ * -DBENCH_MPI by mpicc and run by mpirun -n N: compared with MPI's collectives between N processes.
  *
  *     make bench      or      build/bench/comm [-J FILE]      mpirun -n 2 build/bench/comm_mpi [-J FILE]
  *
@@ -74,7 +74,7 @@ static void naive_barrier(team_case *c) {
 
 static void naive_operation(team_case *c, int rank) {
     naive_team *t = &c->team;
-    naive_barrier(c); /* everybody has read the sum of the time before */
+    naive_barrier(c); /* all have read the previous sum */
     if (c->operation == BARRIER) return;
     pthread_mutex_lock(&t->mutex);
     if (t->added++ == 0) memset(t->sum, 0, (size_t)c->count * sizeof *t->sum);
@@ -136,7 +136,7 @@ static double measure_ours(void *state) {
 
 static const char other_name[] = "mpi";
 
-/* What rank 0 tells the others to do: operation (-1: leave), elements, iterations. */
+/* Rank 0's command to the others: operation (-1: leave), elements, iterations. */
 enum { ORDER_OPERATION, ORDER_COUNT, ORDER_ITERATIONS, ORDER_FIELDS };
 
 static double run_mpi(const long *order) {

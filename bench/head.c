@@ -1,5 +1,5 @@
-/* Losses from hidden states and the head on one core, beside the same with all logits in memory. The floor is the
- * number of operations over the rate at which this machine multiplies from registers.
+/* Losses from hidden states and the head on one core, compared with the same losses with all logits in memory. The floor
+ * (smallest possible time) is the number of operations over the rate at which this machine multiplies from registers.
  *
  *     make bench      or      build/bench/head [-J FILE]
  */
@@ -63,7 +63,7 @@ __attribute__((target("avx512f"))) static float products(int64_t n) {
 }
 #endif
 
-/* Operations a second of the instruction that the product uses; 0 where this bench does not know it. */
+/* Operations per second of the instruction that the product uses; 0 if this bench does not know it. */
 static double peak(bool bf16) {
 #if defined(XDI_X86)
     const bool narrow = bf16 && xd_cpu_best() == XD_CPU_AVX512_BF16;
@@ -155,7 +155,7 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     c->d.workspace = allocate(c->d.workspace_bytes);
 }
 
-/* The process ends with the bench; its memory goes with it. */
+/* Memory is not freed: the process ends with the bench. */
 static bool bench_head(FILE *json, bool kl, bool bf16) {
     head_case head, logits;
     open_case(&head, kl, bf16);

@@ -1,4 +1,4 @@
-/* Losses, optimizer, average and norm on one core, each beside a naive reference or beside its own default mode.
+/* Losses, optimizer, average and norm on one core, each compared with a naive reference or with its default mode.
  *
  *     make bench      or      build/bench/kernels [-J FILE]
  *
@@ -13,14 +13,14 @@
 enum { ROWS = 8, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
 
 static bench_machine machine;
-static double exponentials, logarithms; /* a second, by the loops of the best level on what the cache holds */
+static double exponentials, logarithms; /* per second, by the loops of the best level on data in the cache */
 static FILE *json;
 static int wrong;
 
 static void *allocate(size_t bytes) {
     void *memory = malloc(bytes);
     if (!memory) exit(2);
-    memset(memory, 0, bytes); /* pages are there before anything is timed */
+    memset(memory, 0, bytes); /* touches the pages before anything is timed */
     return memory;
 }
 
@@ -248,7 +248,7 @@ static double loss_error(const void *gradient, double loss, const void *expected
                 fabs(loss - expected_loss) / fabs(expected_loss));
 }
 
-/* A second, at best: windows of a fraction of a millisecond over a fifth of a second. */
+/* Maximum rate per second: windows of a fraction of a millisecond over a fifth of a second. */
 static double measure_units(bool are_logarithms) {
     static float x[XDI_TILE];
     const xdi_simd_array array = { x, false };
@@ -265,8 +265,8 @@ static double measure_units(bool are_logarithms) {
     return sum > 0.0 ? 200.0 * XDI_TILE / best : 0.0;
 }
 
-/* Minimal bytes: each matrix of logits read once, the gradient written once. Where the exponentials and logarithms of
- * all sweeps take longer, they are the floor. */
+/* Minimal bytes: each matrix of logits read once, the gradient written once. If the exponentials and logarithms of
+ * all sweeps take longer, they are the lower bound of the time. */
 static bench_row loss_row(loss_kind kind, const char *variant, xd_dtype dtype) {
     static const char *const names[] = { "ce_fwd_bwd", "kl_fwd_bwd", "jsd_fwd_bwd", "kl_topk_fwd_bwd" };
     static char shape[64];
@@ -360,7 +360,7 @@ static void bench_select(void) {
     free(c);
 }
 
-/* What the bits of INVARIANT mode cost: the reference is the default mode, so the speed-up is below 1. */
+/* The cost of INVARIANT mode: the reference is the default mode, so the speed-up is below 1. */
 static void bench_invariant_loss(loss_kind kind) {
     loss_case invariant, plain;
     bench_row row = loss_row(kind, "invariant against default", XD_DTYPE_F32);

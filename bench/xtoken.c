@@ -1,5 +1,5 @@
-/* Losses across tokenizers at real sizes on one core, value and gradient, beside the plain level's double loops.
- * A row is one call; times are of the thread's processor, so that other work of the machine counts less.
+/* Losses across tokenizers at real sizes on one core, value and gradient, compared with the plain level's double loops.
+ * A row is one call; times are the thread's processor time, so that other work on the machine counts less.
  *
  *     make bench      or      build/bench/xtoken [-J FILE]
  */
@@ -10,7 +10,7 @@
 
 enum { ROWS = 16, STUDENT = 128256, TEACHER = 151936, PAIRS = 109000, ENTRIES = 4 };
 
-/* One call and what it computes on. */
+/* One call and its data. */
 typedef struct xtoken_case {
     xd_ctx *ctx;
     xd_vocab *vocab;
@@ -27,7 +27,7 @@ typedef struct xtoken_case {
 static bench_machine machine;
 static size_t allocated, most_allocated;
 
-/* Counts what a call takes besides its workspace. A block remembers its size. */
+/* Counts what a call allocates besides its workspace. A block stores its size. */
 static void *counting_allocate(void *user, size_t bytes) {
     unsigned char *memory = (unsigned char *)malloc(bytes + 64);
     (void)user;
@@ -66,7 +66,7 @@ static double uniform(void) {
     return (double)(seed >> 11) / 9007199254740992.0;
 }
 
-/* Logits of a model: a bell, and a few ids that stand out. */
+/* Logits of a model: normally distributed, with a few large ones. */
 static xd_rows random_logits(int64_t cols) {
     xd_rows x = { allocate((size_t)(ROWS * cols) * sizeof(float)), XD_DTYPE_F32, ROWS, cols, 0 };
     float *z = (float *)x.data;
@@ -76,7 +76,7 @@ static xd_rows random_logits(int64_t cols) {
     return x;
 }
 
-/* Most ids have one partner; the others are spelt with a few, of which the shorter tokens, the lower ids, are
+/* Most ids have one partner; the others are spelled with a few ids, and the shorter tokens (the lower ids) are
  * in every second row. */
 static void make_projection(xtoken_case *c) {
     int32_t *ids = (int32_t *)allocate((size_t)STUDENT * ENTRIES * sizeof *ids);
@@ -90,7 +90,7 @@ static void make_projection(xtoken_case *c) {
             if (exact) ids[v * ENTRIES + e] = e == 0 ? (int32_t)(v * 7 % TEACHER) : -1;
         }
     require(c->ctx, xd_exact_map_create(c->ctx, &rows, TEACHER, false, &c->map));
-    for (int64_t v = 0; v < PAIRS; v++) /* as the reference's file: every row is full */
+    for (int64_t v = 0; v < PAIRS; v++) /* as in the reference's file: every row is full */
         for (int e = 0; e < ENTRIES; e++) {
             if (e > 0) ids[v * ENTRIES + e] = (int32_t)(uniform() * uniform() * uniform() * TEACHER);
             weights[v * ENTRIES + e] = e == 0 ? 0.9f : 0.1f / (ENTRIES - 1);
@@ -100,7 +100,7 @@ static void make_projection(xtoken_case *c) {
     free(weights);
 }
 
-/* Four positions of five are chunks of their own. */
+/* Four positions of five are separate chunks. */
 static void make_chunks(xtoken_case *c) {
     int64_t chunk = 0;
     for (int64_t i = 0; i < ROWS; i++) {

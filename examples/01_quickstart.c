@@ -3,7 +3,7 @@
  *     cc -std=c99 -O2 examples/01_quickstart.c -o quickstart -lm -lpthread
  *
  * The student is a table: one row of logits for every token. Its forward pass copies rows and its backward pass adds
- * them up; a real model stands in the same two places. */
+ * them up; a real model replaces these two functions. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -21,7 +21,7 @@ typedef struct rank_memory {
     int64_t token[POSITIONS], label[POSITIONS];
 } rank_memory;
 
-/* What the teacher says about the token after `token`: one clear favourite, and opinions about the others. */
+/* The teacher's logits for the token after `token`: one clearly most probable token, different values for the others. */
 static int64_t favourite(int64_t token) { return (5 * token + 3) % VOCABULARY; }
 
 static float teacher_logit(int64_t token, int64_t next) {

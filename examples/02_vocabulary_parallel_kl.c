@@ -14,7 +14,7 @@
 
 enum { POSITIONS = 12, VOCABULARY = 1000 };
 
-/* What all ranks together work out. Each writes the columns it owns. */
+/* What all ranks compute together. Each writes its columns. */
 typedef struct outcome {
     double loss;
     float gradient[POSITIONS][VOCABULARY];
@@ -24,7 +24,7 @@ static float logit(int64_t position, int64_t id, float phase) {
     return 5.0f * cosf(phase + 0.37f * (float)(position * id) + 0.11f * (float)id);
 }
 
-/* Columns are cut at 0, 100, 100, 650, 1000: pieces of very different sizes, one of them empty. */
+/* Columns are split at 0, 100, 100, 650, 1000: shards of very different sizes, one of them empty. */
 static int64_t cut(int rank, int ranks) {
     static const int64_t uneven[] = { 0, 100, 100, 650, VOCABULARY };
     return ranks == 4 ? uneven[rank] : rank * VOCABULARY;

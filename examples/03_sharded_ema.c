@@ -1,9 +1,9 @@
-/* A model cut over four ranks, trained with AdamW and averaged: the average of a shard is the shard of the average.
+/* A model split over four ranks, trained with AdamW and averaged: the average of a shard is the shard of the average.
  *
  *     cc -std=c99 -O2 examples/03_sharded_ema.c -o ema -lm -lpthread
  *
- * Every rank steps and averages its own elements and nothing is communicated; gathering the four shards gives the bits
- * of the same training on one rank. */
+ * Every rank updates and averages its elements without communication; the four gathered shards have the same bits
+ * as the same training on one rank. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 

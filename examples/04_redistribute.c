@@ -3,8 +3,8 @@
  *     cc -std=c99 -O2 examples/04_redistribute.c -o redistribute -lm -lpthread
  *
  * The teacher runs on ranks 0 to 3 and splits the vocabulary. The student runs on ranks 2 to 5 and splits positions (in
- * the load-balanced order of causal attention) and vocabulary. Every rank sends what the others lack straight to them;
- * what a rank has already is copied. */
+ * the load-balanced order of causal attention) and vocabulary. Every rank sends directly to the others what they need;
+ * what a rank has already is copied locally. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -17,10 +17,10 @@ typedef struct outcome {
     uint64_t sent[RANKS];                  /* bytes */
 } outcome;
 
-/* Every element says where it belongs. */
+/* The value of every element identifies its position. */
 static float element(int64_t position, int64_t id) { return (float)(position * VOCABULARY + id); }
 
-/* Writes the elements of `tensor` in storage order, or counts those that are not what they should be. */
+/* Writes the elements of `tensor` in storage order, or counts those that have a wrong value. */
 static int64_t walk(const xd_tensor *tensor, int rank, bool write) {
     xd_region region;
     int64_t i = 0, wrong = 0;

@@ -3,8 +3,8 @@
  *     cc -std=c99 -O2 examples/05_mpi.c -o one -lm -lpthread                   one rank, no MPI
  *     mpicc -std=c99 -O2 -DXD_MPI examples/05_mpi.c -o many -lm -lpthread      mpirun -n 4 ./many
  *
- * Each rank holds its part of a vocabulary and takes part in a cross entropy; each then works out the answer from the
- * whole rows by itself and compares. */
+ * Each rank holds its part of a vocabulary and takes part in a cross entropy; each then computes the result from the
+ * whole rows locally and compares. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 #if defined(XD_MPI)
@@ -40,7 +40,7 @@ static xd_result run_rank(xd_comm *world, double *loss) {
     const int64_t columns = info.end - info.begin;
 
     float *logits = malloc((size_t)(POSITIONS * columns + 1) * sizeof *logits);
-    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* if one rank has no memory, all ranks return the error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) logits[t * columns + c] = logit(t, info.begin + c);

@@ -3,8 +3,8 @@
  *     cc -std=c99 -O2 examples/06_cross_tokenizer.c -o cross -lm -lpthread
  *     ./cross [STUDENT/tokenizer.json TEACHER/tokenizer.json]
  *
- * The student is a table of logits, one row a position, and the teacher's logits are made up: real models stand in the
- * same two places. */
+ * The student is a table of logits, one row per position, and the teacher's logits are made up: real models replace
+ * both. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -56,7 +56,7 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     XD_TRY(xd_vocab_create_even(ctx, NULL, student->vocabulary, &vocab));
     label(&both, XD_CHUNK_STUDENT, &a, student);
     label(&both, XD_CHUNK_TEACHER, &b, teacher);
-    for (int64_t t = 0; t < b.count - 1; t++) /* a teacher that is rather sure of the next token */
+    for (int64_t t = 0; t < b.count - 1; t++) /* a teacher that gives the next token a high probability */
         ((float *)teacher->logits.data)[t * teacher->vocabulary + teacher->labels[t]] = 12.0f;
     printf("%d and %d tokens, %d chunks\n", (int)a.count, (int)b.count, (int)both.count);
 

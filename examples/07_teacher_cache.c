@@ -1,9 +1,9 @@
-/* A teacher that runs once: its sixteen likeliest tokens at every position go to a file, from which the student learns.
+/* A teacher that runs once: its sixteen most probable tokens at every position go to a file, from which the student learns.
  *
  *     cc -std=c99 -O2 examples/07_teacher_cache.c -o cache -lm -lpthread
  *
- * Both have one tokenizer here; with two, the spans in the file align the texts and a projection stands between
- * the vocabularies (06). The models are tables that say what follows a token. */
+ * Both have the same tokenizer here; with two tokenizers, the spans in the file align the texts and a projection maps
+ * one vocabulary to the other (06). The models are tables of logits for the token after each token. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -29,7 +29,7 @@ static void backward(void) {
         table_gradient[tokens[i / VOCABULARY] * VOCABULARY + i % VOCABULARY] += gradient[i];
 }
 
-/* Once, where the teacher is: one document, any number of positions at a time. */
+/* Once, where the teacher runs: one document, any number of positions at a time. */
 static xd_result write_cache(xd_ctx *ctx) {
     const xd_teacher_cache_desc desc = { .vocabulary = VOCABULARY, .k = 16, .name = "a table" };
     int32_t next[TOKENS];
@@ -45,7 +45,7 @@ static xd_result write_cache(xd_ctx *ctx) {
     return result;
 }
 
-/* In every training run: position t is a chunk of its own, of one token on either side. */
+/* In every training run: position t is a separate chunk, of one token on either side. */
 static xd_result learn(xd_ctx *ctx, const xd_teacher_cache *cache, xd_xtoken_values *loss) {
     int64_t chunks[TOKENS], positions[TOKENS];
     xd_vocab *vocab;

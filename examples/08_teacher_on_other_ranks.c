@@ -1,10 +1,10 @@
-/* A teacher on ranks of its own: two ranks share its vocabulary, two others hold the student, half of the samples each,
+/* A teacher on separate ranks: two ranks share its vocabulary, two others hold the student, half of the samples each,
  * and a route brings every student rank the rows that it needs.
  *
  *     cc -std=c99 -O2 examples/08_teacher_on_other_ranks.c -o route -lm -lpthread
  *
  * The ranks are threads, so the students read the teachers' memory; processes of one node share it too, and nodes send
- * messages: the program stays the same. The models are tables, one row of logits a position. */
+ * messages: the program stays the same. The models are tables, one row of logits per position. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -18,11 +18,11 @@ static float teacher_logit(int64_t row, int64_t column) {
     return column == row % VOCABULARY ? 5.0f : cosf((float)(3 * row + 7 * column));
 }
 
-/* A teacher rank: it makes all samples, but its own columns only. */
+/* A teacher rank: all samples, but only its columns. */
 static xd_result teach(xd_route *route, xd_interval columns) {
     const int64_t width = columns.end - columns.begin;
     for (int step = 0; step <= STEPS; step++) {
-        xd_rows slot; /* memory that students will read; it is free when they have released it */
+        xd_rows slot; /* memory that students will read; it may be reused when they have released it */
         XD_TRY(xd_route_slot(route, &slot, NULL));
         for (int64_t i = 0; i < slot.rows * width; i++)
             ((float *)slot.data)[i] = teacher_logit(i / width, columns.begin + i % width);

@@ -2,8 +2,8 @@
  *
  *     cc -std=c99 -O2 examples/09_head.c -o head -lm -lpthread
  *
- * Student and teacher are the last layers of two models of different widths. The student's weights learn, and its
- * hidden states in place of the layers that made them. */
+ * Student and teacher are the last layers of two models of different widths. The student's weights are trained, and
+ * its hidden states too, instead of the layers that would compute them. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 

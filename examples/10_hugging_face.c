@@ -2,7 +2,7 @@
  *
  *     cc -std=c99 -O2 examples/10_hugging_face.c -o hf -lm -lpthread
  *     ./hf [FROM TO]         TO must exist; copies of FROM's config.json and tokenizer.json make it a model
- * What learns is the head, which is the embedding too. Its rows stand for the hidden states that layers would make. */
+ * Only the head is trained, which is the embedding too. Its rows replace the hidden states that layers would compute. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 #include <stdio.h>
@@ -46,7 +46,7 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
     return XD_OK;
 }
 
-/* All tensors again, `name` with new values. */
+/* Writes all tensors, `name` with new values. */
 static xd_result save(xd_ctx *ctx, const xd_safetensors *from, const char *to, const void *values) {
     const int64_t count = xd_safetensors_count(from);
     xd_safetensors_entry *entries = calloc((size_t)count, sizeof *entries);

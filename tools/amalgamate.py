@@ -5,21 +5,21 @@
     tools/amalgamate.py --check    write nothing; fail when they are stale or were edited by hand
     tools/amalgamate.py --root D   work on another tree
 
-src/xdistill.h is the table of contents: each part it includes is put in its place, once, in that order, under
+src/xdistill.h is the table of contents: each part it includes is inserted there, once, in that order, under
 a `>>folder/part` marker. The parts' own quoted includes say what they use; they are checked, then dropped:
 
   order     a part includes only parts that are listed before it, and every file under src/ is listed exactly once
-  layers    a part includes, and names, only things of its own folder and of the layers before it
-  circles   no part uses another that, directly or through others, uses it
+  layers    a part includes, and names, only things of its folder and of the layers before it
+  circles   no cycles: no part uses another part that uses it, directly or through others
   includes  a part reaches the declaration of every name that it uses by its own includes
   openings  a .c file begins with a comment that says what it is
   names     everything at file scope is prefixed, and defined by one part only (all parts end in one unit)
 
 A template, src/<folder>/<name>.inc, is not listed: parts include it, some several times, with other macros defined. The
-generated header keeps it at its end and includes itself, as XDISTILL_SELF, with XDI_AGAIN telling which template is meant.
+generated header has it at its end and includes itself, as XDISTILL_SELF; XDI_AGAIN selects the template.
 
 Parts between `#ifndef XDISTILL_NO_...` and `#endif` are left out by that option. A list at the end of the
-declarations makes each of their types and functions an undeclared name that tells the option.
+declarations makes each of their types and functions an undeclared name that contains the option's name.
 """
 
 import argparse
@@ -157,7 +157,7 @@ class Unit:
                 self.complain(name, 1, "the first line is no comment that says what this is")
 
     def inlined(self, name, marker=False):
-        """A template with the ones that it includes in their places."""
+        """A template with the templates that it includes inserted."""
         text = INCLUDE.sub(lambda match: self.inlined(match.group(1), True) + "\n", self.templates[name]).strip("\n")
         return "/* >>%s */\n\n%s\n" % (name, text) if marker else text
 
@@ -215,7 +215,7 @@ def with_templates(text, templates):
 
 
 def errors_of(left_out):
-    """What makes a name that an option leaves out an error that says so. Functions stand in parentheses, because a C99
+    """Macros that turn the use of a name that an option leaves out into an error with the option's name. Functions stand in parentheses, because a C99
     compiler may take an unknown name before an argument list for a function that is declared elsewhere."""
     lines = ["/* >>left_out */", "", "/* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */"]
     for options, (types, functions) in sorted(left_out.items()):
@@ -228,7 +228,7 @@ def errors_of(left_out):
 
 
 def without_guard(text):
-    """A part's include guard has done its work once the part stands in one file."""
+    """A part without its include guard, which the single file does not need."""
     guard = re.search(r"^#ifndef (XDI_\w+_H)\n#define \1\n", text, re.M)
     if not guard:
         return text

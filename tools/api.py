@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the interface of xdistill.h for other programs, and hold the promises made about it.
+"""Write the interface of xdistill.h for other programs, and check the policy for its changes.
 
     tools/api.py             write build/api.json and build/xdistill_ctypes.py
     tools/api.py --accept    the same, and take what the header declares now into docs/api.txt
@@ -9,15 +9,15 @@
 
 build/api.json has every struct with its fields, enum, constant, opaque type, callback and function, in the order of
 the header, with comment, section and part (users' or back ends'). declarations.py reads them from the header's text;
-sizes, offsets and values are what the compiler says: $CC builds a probe that declares everything once more from what
-was read, so that a misreading does not compile, and prints the numbers; struct layouts and enum values are then
-computed from the text again and compared.
+sizes, offsets and values come from the compiler: $CC builds a probe that declares everything again from the parsed
+text, so that a parsing error does not compile, and prints the numbers; struct layouts and enum values are also
+computed from the text and compared.
 
 docs/api.txt has the users' part, one name a line. While its policy is "open", --accept rewrites it. Once a person
-has changed that word to "held", --accept and --check refuse what programs in use would not survive:
+has changed that word to "held", --accept and --check refuse changes that break existing programs:
 
-  - a name that leaves, unless it was marked XD_DEPRECATED in an earlier minor version
-  - a field that leaves, moves or changes its type: fields are only appended
+  - a name that is removed, unless it was marked XD_DEPRECATED in an earlier minor version
+  - a field that is removed, moves or changes its type: fields are only appended
   - a number that changes for an enumerator (a last one called ..._COUNT may grow)
   - another result or other types of arguments of a function, a callback or a macro with parameters
 """
@@ -206,7 +206,7 @@ class Api:
         self.version = ".".join(str(values["XD_VERSION_" + word]) for word in ("MAJOR", "MINOR", "PATCH"))
 
     def common(self, item, *members):
-        """What every entry says of itself."""
+        """The members that every entry has."""
         entry = {"name": item.name, **dict(members), "comment": item.comment, "section": item.section,
                  "part": item.part, "line": item.line}
         if item.group:
@@ -450,7 +450,7 @@ def shape(line):
 
 
 def violations(old, new):
-    """What programs written for the old names would not survive."""
+    """Changes that break programs written for the old names."""
     now = minor_of(new.version)
     kinds = {}
     for kind, name in new.lines:

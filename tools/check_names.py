@@ -2,7 +2,7 @@
 
 Names are those of the library (xd_, XD_, xdi_, XDI_, XDISTILL_; a field behind a struct's name too), files and folders of
 the tree, and targets of the Makefile. `xd_ema_*` and `xd_ema_` stand for all that begin so. Of CHANGELOG.md only the
-newest section is read. Names of the past may stand where they are said to have left: in the left column of a table of
+newest section is read. Removed names are allowed where their removal is documented: in the left column of a table of
 docs/renames.md, in its paragraph that begins with `Gone:`, and as such in CHANGELOG.md.
 """
 
@@ -22,7 +22,7 @@ STRUCT = re.compile(r"\bstruct (xd_\w+) \{(.*?)\n\}", re.S)
 
 
 class Tree:
-    """What exists."""
+    """All names that exist."""
 
     def __init__(self, root):
         self.root = root
@@ -60,7 +60,7 @@ class Tree:
 
 
 def old_names(renames):
-    """What docs/renames.md says of the past."""
+    """The removed names that docs/renames.md lists."""
     return set(NAME.findall(" ".join(past for _, past, _ in cut(renames))))
 
 

@@ -1,8 +1,8 @@
 """The declarations of a C header, read from its text: structs, enums, typedefs, functions and macros with their comments.
 
-The reader knows the C of a public header and nothing else: what it does not know is an error that names the line, so
-that nothing is passed over. Which branch of an #if holds, and what a macro of enumerators expands to, is asked of the
-compiler's preprocessor. It writes no number: a constant, a size or an offset is the business of whoever compiles a probe.
+The reader knows only the C of a public header: anything else is an error that names the line, so
+that nothing is skipped. The compiler's preprocessor decides which branch of an #if is active and what a macro of
+enumerators expands to. The reader computes no number: constants, sizes and offsets come from a compiled probe.
 """
 
 import re

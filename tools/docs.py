@@ -2,9 +2,9 @@
 """Write a browsable reference of the library: build/docs/index.html and what it links.
 
     tools/docs.py            write build/docs/
-    tools/docs.py --check    write it to a folder that is thrown away; fail when a link leads nowhere, when a page asks for
-                             anything outside, or when a public name has no entry
-    tools/docs.py --root D   of another tree
+    tools/docs.py --check    write it to a temporary folder; fail when a link has no target, when a page loads
+                             anything from elsewhere, or when a public name has no entry
+    tools/docs.py --root D   work on another tree
 
 One page for each part of the header (declarations with their comments, structs with offsets, what takes a type), one for
 each companion header, and the Markdown pages of the repository. Every name in code leads to its declaration. The pages

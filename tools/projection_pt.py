@@ -11,13 +11,13 @@ A .pt file (nemo_rl/algorithms/x_token/loss_utils.py) is one of two dictionaries
     rows    indices [V_s, K], teacher ids and -1, and likelihoods [V_s, K], with the models' names beside them
     pairs   {(student id, teacher id): weight}
 
-On the way here, entries without id fall, equal ones are added up, and a vocabulary is as large as its tokenizer
-(--student-size, --teacher-size) or as the largest id needs. A .pt file does not know its tokenizers: without their
-hashes, which xd_tokenizer_describe tells, the projection is loaded by programs that do not ask for any. On the way
-there, a row begins with its largest weight, the lowest id first among equals, and K is the longest row, at least 2.
-Weights are 32-bit floats in both and keep their bits, unless equal entries are added up.
+From .pt, entries without id are dropped, equal ones are added up, and a vocabulary is as large as its tokenizer
+(--student-size, --teacher-size) or as the largest id needs. A .pt file does not name its tokenizers: without their
+hashes, which xd_tokenizer_describe returns, only programs that expect no hash load the projection. To .pt,
+a row begins with its largest weight, the lowest id first among equals, and K is the longest row, at least 2.
+Weights are 32-bit floats in both and have the same bits, unless equal entries are added up.
 
-Needs PyTorch; without it, ends with status 77. .pt files are read as data alone, never as code.
+Needs PyTorch; without it, ends with status 77. .pt files are read as data, never as code.
 """
 
 import argparse

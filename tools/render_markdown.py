@@ -1,7 +1,7 @@
 """The part of Markdown that README.md, CHANGELOG.md and docs/ use, as HTML.
 
-Headings, paragraphs, lists, tables, fenced and indented code, `code`, **strong**, *stress* and [links](target). What a name
-in code, a file in plain words or the target of a link becomes is asked of the caller.
+Headings, paragraphs, lists, tables, fenced and indented code, `code`, **strong**, *stress* and [links](target). The
+caller decides how names in code, files in plain text and targets of links are rendered.
 """
 
 import html

@@ -2,11 +2,11 @@
 """The programs of docs/tutorial.md.
 
     tools/tutorial.py FOLDER                  write the files that the page shows into a folder
-    tools/tutorial.py --check [--object O]    write them to a folder of their own, run the page's commands there in their
+    tools/tutorial.py --check [--object O]    write them to a temporary folder, run the page's commands there in their
                                               order, and compare what they print
 
-A block that begins with three backticks, a language and a name is that file; one of `sh` is commands, and a block of `text` right
-behind it is what they print, with numbers within two per cent. `sh MODULE` is passed over where python3 lacks the module.
+A block that begins with three backticks, a language and a name is that file; a block of `sh` is commands, and a block of
+`text` directly after it is their output, with numbers within two per cent. `sh MODULE` is skipped if python3 lacks the module.
 With --object the library is that object instead of being compiled.
 """
 
@@ -37,7 +37,7 @@ def write_files(page, folder):
 
 
 def is_alike(told, printed):
-    """The same words, and numbers within two per cent or two of the last digit that is told."""
+    """The same words, and numbers within two per cent or two of the last digit that is printed."""
     if NUMBER.sub("#", told) != NUMBER.sub("#", printed):
         return False
     for one, other in zip(NUMBER.findall(told), NUMBER.findall(printed)):

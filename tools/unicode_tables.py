@@ -4,7 +4,7 @@
     pip install unicodedata2==16.0.0
     python3 tools/unicode_tables.py > src/text/unicode_tables.h
 
-The file is committed, so nobody needs this to build. Simple case folding is not in that package: it comes from
+The file is committed, so a build does not need this program. Simple case folding is not in that package: it comes from
 Python's own str, whose Unicode may be older, and from the list of later additions below.
 """
 

@@ -1,5 +1,5 @@
-/* A teacher with another tokenizer: two vocabularies, the projection between them, a text that both cut, and the
- * projected KL over the chunks they share, with its gradient, on the CPU and on a GPU side by side.
+/* A teacher with another tokenizer: two vocabularies, the projection between them, a text that both tokenize, and the
+ * projected KL over the chunks they share, with its gradient, compared between the CPU and a GPU.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/cross_tokenizer.cu xdistill_cuda.cu -o cross_tokenizer */
 #define XDISTILL_IMPLEMENTATION
@@ -13,7 +13,7 @@
 enum { MOST = 128 }; /* tokens of the text */
 static const char text[] = "the teacher reads one tokenization of the text and the student another one";
 
-/* One model: its tokenizer, the text in its tokens, what each position predicts, and with what logits. */
+/* One model: its tokenizer, the text in its tokens, the label of each position, and the logits. */
 typedef struct side {
     xd_tokenizer *tokenizer;
     xd_encoder *encoder;
@@ -55,7 +55,7 @@ static void predict(const xd_alignment *both, xd_chunk_side which, const xd_alig
     for (int64_t i = 0; i < count * s->vocabulary; i++) s->logits[i] = 4.0f * sinf(0.37f * (float)(i % 9973));
 }
 
-/* Loss and gradient; logits, gradient and projection are memory of the context's device, lists the host's. */
+/* Loss and gradient; logits, gradient and projection are memory of the context's device, lists host memory. */
 static xd_result distill(xd_ctx *ctx, const side side[2], float *student, float *teacher, float *gradient,
                          const xd_projection *projection, int64_t chunks, xd_xtoken_values *out) {
     xd_xtoken_teacher t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
@@ -68,7 +68,7 @@ static xd_result distill(xd_ctx *ctx, const side side[2], float *student, float 
     d.student = { student, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };
     d.common.gradient = { gradient, XD_DTYPE_F32, side[0].tokens.count, side[0].vocabulary, 0 };
     d.vocab = vocab, d.common.labels.data = side[0].labels, d.temperature = 2.0;
-    d.teachers = &t, d.teacher_count = 1, d.columns = 128; /* the teacher's likeliest on this text */
+    d.teachers = &t, d.teacher_count = 1, d.columns = 128; /* the teacher's most probable columns on this text */
     if (r == XD_OK) r = xd_xtoken_loss(ctx, &d, out);
     xd_vocab_destroy(vocab);
     return r;

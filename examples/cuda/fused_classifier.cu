@@ -2,7 +2,7 @@
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/fused_classifier.cu xdistill_cuda.cu -o classifier
  *
- * fused_classifier has the argument list that such trainers have already; what the library needs beside it is made once,
+ * fused_classifier has the argument list that such trainers use; what the library needs in addition is created once,
  * by classifier_create. main compares it with a plain loop. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"

@@ -1,9 +1,9 @@
-/* All GPUs of one process, a thread each: a cross entropy whose vocabulary is cut over them.
+/* All GPUs of one process, a thread each: a cross entropy whose vocabulary is split over them.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
  *
- * Nothing but threads joins the ranks, and they may share a GPU: with one card there are two ranks all the same. No rank
- * holds a whole row of logits, and the answer is compared with one that does. */
+ * The ranks are only threads, and they may share a GPU: with one GPU there are still two ranks. No rank
+ * holds a whole row of logits, and the result is compared with a single rank that does. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 
@@ -29,7 +29,7 @@ static double expected_loss(void) {
     return loss;
 }
 
-/* What lies on a rank's GPU; `logits` has room for all columns, a rank uses its own. */
+/* Memory on a rank's GPU; `logits` has the size of all columns, of which a rank uses its shard. */
 typedef struct memory {
     float logits[POSITIONS * VOCABULARY];
     int64_t label[POSITIONS];
@@ -43,7 +43,7 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     memory *start = (memory *)calloc(1, sizeof *start);
     xd_loss_desc desc = {};
     xd_loss_report report;
-    XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* if one rank has no memory, all ranks return the error */
     for (int64_t t = 0; t < POSITIONS; t++) {
         start->label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) start->logits[t * columns + c] = logit(t, info.begin + c);

@@ -1,9 +1,9 @@
 /* The loss of a distillation step, 0.9 KL from the teacher + 0.1 cross entropy against the text, at the sizes of a batch
- * of small models: 16 rows of 128 tokens, 2048 columns. The same call on the CPU and on a GPU, side by side.
+ * of small models: 16 rows of 128 tokens, 2048 columns. The same call on the CPU and on a GPU, compared.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/hard_and_soft.cu xdistill_cuda.cu -o hard_and_soft
  *
- * A context computes where it was told to; nothing else in the call changes. */
+ * The context decides where the call computes; nothing else in the call changes. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 
@@ -14,7 +14,7 @@
 
 enum { TOKENS = 16 * 128, VOCABULARY = 2048, LOGITS = TOKENS * VOCABULARY };
 
-/* A batch and what the loss makes of it; `student` becomes the gradient. */
+/* A batch and the results of the loss; `student` is overwritten by the gradient. */
 typedef struct batch {
     float student[LOGITS], teacher[LOGITS];
     int64_t label[TOKENS];
@@ -57,7 +57,7 @@ static xd_result distill_on_gpu(xd_ctx *ctx, batch *b, batch *on_device) {
     return result;
 }
 
-/* The largest difference of two gradients, as a part of the largest gradient. */
+/* The largest difference of two gradients, relative to the largest gradient. */
 static double difference(const batch *a, const batch *b) {
     double worst = 0.0, largest = 0.0;
     for (int64_t i = 0; i < LOGITS; i++) {

@@ -2,8 +2,8 @@
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/kl_from_logits.cu xdistill_cuda.cu -o kl
  *
- * The gradient replaces the student's logits, so the loss takes no memory of the size of the logits. Nothing waits for
- * the GPU until xd_read. */
+ * The gradient replaces the student's logits, so the loss takes no memory of the size of the logits. The host does not wait for
+ * the GPU before xd_read. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 
@@ -38,7 +38,7 @@ int main(void) {
     desc.vocab = vocab;
     desc.common.status = &report->status;
     ok = ok && xd_loss(ctx, &desc, &report->values) == XD_OK && xd_read(ctx, &out, report, sizeof out) == XD_OK;
-    ok = ok && xd_status_check(ctx, &out.status) == XD_OK; /* NaN among the logits would be named here */
+    ok = ok && xd_status_check(ctx, &out.status) == XD_OK; /* NaN among the logits would be reported here */
     if (ok) printf("KL over %d positions: %.6f nats\n", (int)POSITIONS, out.values.loss);
     if (!ok) printf("%s\n", xd_last_error(ctx)->message);
     xd_vocab_destroy(vocab);

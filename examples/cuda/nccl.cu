@@ -4,8 +4,8 @@
  *     for rank in 0 1 2 3; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 ./many & done; wait
  *
  * The variables are those that launchers set; without them there is one rank. The loss is the mean over the ranks of
- * KL(teacher_r || student), so the best student is the mean of the teachers, which main works out by itself. Losses,
- * sums of gradients and optimizer steps follow one another on the stream; the host waits for values it prints only. */
+ * KL(teacher_r || student), so the best student is the mean of the teachers, which main computes for comparison. Losses,
+ * sums of gradients and optimizer steps follow one another on the stream; the host waits only for values it prints. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 #include "../../xdistill_nccl.h"
@@ -20,7 +20,7 @@ static float teacher_logit(int rank, int id) {
     return 3.0f * sinf(0.01f * (float)id + (float)rank);
 }
 
-/* What the best student reaches: the mean over the teachers of KL(teacher || mean of the teachers). */
+/* The loss of the best student: the mean over the teachers of KL(teacher || mean of the teachers). */
 static double best_loss(int ranks) {
     double *sum = (double *)calloc((size_t)ranks + 1, sizeof *sum), loss = 0.0;
     if (!sum) return (double)NAN;

@@ -4,16 +4,16 @@
 #include "base/context.h"
 #include "base/text.h"
 
-/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
- * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+/* Two tokenizations of one text, divided into chunks: the shortest runs of student and teacher tokens that cover
+ * the same bytes of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
 
 enum {
-    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
-    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+    XD_CHUNK_EXACT = 1, /* both sides spell the same text */
+    XD_CHUNK_MASKED = 2 /* at least one of its tokens is masked out: the chunk does not count */
 };
 
 /* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
- * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+ * index where its tokens would be. Chunks are in order on both sides and do not overlap. */
 typedef struct xd_aligned_chunk {
     int32_t student_begin, student_end;
     int32_t teacher_begin, teacher_end;
@@ -36,7 +36,7 @@ typedef struct xd_align_side {
     int64_t count;
 } xd_align_side;
 
-/* What did not align. */
+/* Counts of what aligned and what did not. */
 typedef struct xd_align_report {
     int64_t chunks, exact;
     int64_t one_sided;   /* chunks with an empty side */
@@ -45,14 +45,14 @@ typedef struct xd_align_report {
     int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
 } xd_align_report;
 
-/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
- * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
- * insertions need no rules of their own.
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the offsets where both have a
+ * boundary gives the chunks. Linear time, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no special rules.
  *
  *   report  may be NULL
  *
- * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
- * that go backwards, documents that go backwards; MEMORY. */
+ * Padding does not change the result: chunks of tokens after the last unmasked token come last. Errors: ARGUMENT for spans
+ * or documents that go backwards; MEMORY. */
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report);
 
@@ -70,10 +70,10 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or its mask is 0; exact (may be NULL):
+/* ids[i] = index of the chunk that token i belongs to, -1 where it is in no chunk or its mask is 0; exact (may be NULL):
  * the token is the only one of its side in an exact chunk whose other side has one token too. [count] each.
  *
- *   tokens   the side as it was aligned; only mask and count are looked at
+ *   tokens   the side as it was aligned; only mask and count are read
  *
  * Local. Allocates nothing. */
 XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,

@@ -1,5 +1,5 @@
-/* A sweep over both sides at once. A side stands behind a token; the bytes between what its tokens have
- * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
+/* A sweep over both sides at once. Each side is between two tokens; the bytes from the end of its covered bytes to the
+ * beginning of its next token are in no token, so any offset in that gap is a boundary of the side.
  * Where the boundaries of both sides meet, a chunk ends. */
 
 #include "align/align.h"
@@ -30,7 +30,7 @@ static int xdi_sweep_role(const xdi_sweep_side *s) {
     return s->in->roles && span.begin == span.end ? s->in->roles[s->next] : (int)XD_TOKEN_TEXT;
 }
 
-/* Where the next token begins; the end of all text when the document has no more. */
+/* Offset where the next token begins; the end of all text when the document has no further token. */
 static int64_t xdi_sweep_gap_end(const xdi_sweep_side *s) {
     return s->next < s->limit ? s->in->spans[s->next].begin : INT64_MAX;
 }
@@ -88,8 +88,8 @@ static void xdi_sweep_close(xdi_sweep *x, bool exact) {
     }
 }
 
-/* Tokens without bytes at a common boundary: the same role on both sides is a pair, anything else stands
- * alone. */
+/* Tokens without bytes at a common boundary: the same role on both sides is a pair, any other token is a one-sided
+ * chunk. */
 static bool xdi_sweep_special(xdi_sweep *x) {
     const int s = xdi_sweep_role(&x->side[0]), t = xdi_sweep_role(&x->side[1]);
     if (s == (int)XD_TOKEN_TEXT && t == (int)XD_TOKEN_TEXT) return false;
@@ -100,7 +100,7 @@ static bool xdi_sweep_special(xdi_sweep *x) {
     return true;
 }
 
-/* Both sides have a boundary, and the gaps behind what they cover have a place in common. */
+/* Both sides have a boundary, and the gaps after their covered bytes overlap. */
 static bool xdi_sweep_meet(const xdi_sweep *x) {
     const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
     return xdi_sweep_at_boundary(s) && xdi_sweep_at_boundary(t) && s->covered <= xdi_sweep_gap_end(t) &&
@@ -118,7 +118,7 @@ static void xdi_sweep_document(xdi_sweep *x) {
             xdi_sweep_close(x, xdi_sweep_same(x));
             if (xdi_sweep_special(x)) continue;
         }
-        /* the side that is behind goes on; when it has no more, the other one */
+        /* the side that is behind advances; when it has no further token, the other side */
         const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
         xdi_sweep_take(student ? s : t);
     }
@@ -157,7 +157,7 @@ static bool xdi_sweep_countable(const xd_align_side *side) {
     return side->count >= 0 && side->count < INT32_MAX;
 }
 
-/* The first token that is not as it should be, -1 without one. */
+/* The first invalid token, -1 if all are valid. */
 static int64_t xdi_sweep_bad(const xd_align_side *side) {
     for (int64_t i = 0; i < side->count; i++) {
         const xd_token_span now = side->spans[i];
@@ -188,7 +188,7 @@ static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_s
                    (long long)i, (int)side->documents[i], (int)side->documents[i - 1]);
 }
 
-/* Room for every chunk that there may be: each has a token. */
+/* Memory for the maximum number of chunks: each has at least one token. */
 static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out) {
     const size_t most = (size_t)student->count + (size_t)teacher->count;
@@ -198,7 +198,7 @@ static xd_result xdi_sweep_room(xd_ctx *ctx, const xd_align_side *student, const
     return XD_OK;
 }
 
-/* Sides that are as they should be, into a room for their chunks. */
+/* Aligns valid sides into memory for their chunks. */
 static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *teacher, xd_alignment *out,
                             xd_align_report *report) {
     xdi_sweep x;
@@ -225,7 +225,7 @@ XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const
 
 /* ---- a batch ---- */
 
-/* Jobs [begin, end); where a side is not as it should be, the count of chunks becomes -1. */
+/* Jobs [begin, end); where a side is invalid, the count of chunks becomes -1. */
 static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot) {
     xd_align_job *jobs = (xd_align_job *)argument;
     (void)slot;
@@ -238,7 +238,7 @@ static void xdi_align_jobs(void *argument, int64_t begin, int64_t end, int slot)
     }
 }
 
-/* The error of a job, which is checked once more to have it in words. */
+/* The error of a job: checks it once more to get the message. */
 static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64_t i) {
     xd_result result = xdi_sweep_check(ctx, "student", &job->student);
     if (result == XD_OK) result = xdi_sweep_check(ctx, "teacher", &job->teacher);
@@ -247,7 +247,7 @@ static xd_result xdi_align_job_error(xd_ctx *ctx, const xd_align_job *job, int64
 }
 
 static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
-    int64_t refused = count; /* jobs from this one on are not looked at: the first error counts */
+    int64_t refused = count; /* jobs from this one on are not checked: the first error is reported */
     for (int64_t i = 0; i < refused; i++) {
         if (!xdi_sweep_countable(&jobs[i].student) || !xdi_sweep_countable(&jobs[i].teacher)) refused = i;
         if (i < refused) XD_TRY(xdi_sweep_room(ctx, &jobs[i].student, &jobs[i].teacher, &jobs[i].out));

@@ -1,4 +1,4 @@
-/* Sums and averages over the chunks of sequences, and the cells that exact sums are kept in. */
+/* Sums and averages over the chunks of sequences, and the cells of exact sums. */
 
 #include "align/chunks.h"
 #include "align/internal.h"

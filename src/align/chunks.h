@@ -4,19 +4,19 @@
 #include "comm/collective.h"
 #include "kernel/types.h"
 
-/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
- * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
- * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence.
+/* The chunk that each position's next token belongs to. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with ignore_index -1. Logits stay where they are; a rank
+ * passes the ids of the positions it holds, in the order of its rows. Chunks are numbered in each
+ * sequence from 0.
  *
- * Packed documents and prompts: give both sides of the alignment their documents and masks, take
- * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
- * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves.
+ * Packed documents and prompts: pass documents and masks for both sides of the alignment, take
+ * XD_CHUNK_MASKED chunks out of the loss with its chunk_mask, and set the mask of the shift to 0 at the first
+ * token of every document, which no position predicts. Then a sequence of several documents has the same
+ * loss and gradient as the documents one by one.
  *
- * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
- * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
- * a call has returned. The bits are those of a CPU. */
+ * On a GPU values, sums, averages, weights and gradients are device memory; ids and sizes are host memory. They are passed
+ * as launch arguments, about two hundred rows or chunks in each launch, so nothing is copied or waited for, and the caller
+ * may change them when a call has returned. The bits are those of a CPU. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -34,9 +34,9 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *   values  [B * held, n] f32 or bf16
  *   sizes   [B, C]
  *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
- * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
- * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
+ * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
+ * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
@@ -59,8 +59,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
 /* Chunks that a loss counts: tokens on both sides, and not masked.
  *
  *   student_sizes, teacher_sizes  [count]
- *   mask                          [count] 0: the slot is padding; NULL -> none is
- *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   mask                          [count] 0: no such chunk (padding); NULL -> all exist
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> the sides may differ
  *   valid                         [count]
  *
  * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */

@@ -1,4 +1,4 @@
-/* Probabilities through a projection matrix, backwards as well, and matrices in memory of a device. */
+/* Probabilities through a projection matrix, its vector-Jacobian product, and matrices in device memory. */
 
 #include "align/internal.h"
 #include "align/project.h"
@@ -65,7 +65,7 @@ XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *
 
 /* ---- products ---- */
 
-/* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
+/* One call. On a device `m` and `columns` are in device memory, where needed as copies for the call. */
 typedef struct xdi_project_call {
     xd_ctx *ctx;
     const xd_kernels *kernels;
@@ -81,7 +81,7 @@ typedef struct xdi_project_call {
     int64_t tile;
 } xdi_project_call;
 
-/* Columns in memory of a device cannot be looked at. */
+/* Columns in device memory cannot be checked. */
 static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
                                            int64_t k) {
     XD_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
@@ -99,7 +99,7 @@ static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, 
     return XD_OK;
 }
 
-/* Brings to the device what is not there. */
+/* Copies to the device what is in host memory. */
 static xd_result xdi_project_bring(xdi_project_call *p) {
     const xd_device_ops *memory = &p->kernels->memory;
     const size_t bytes = (size_t)p->k * sizeof *p->columns;
@@ -115,7 +115,7 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
     return memory->synchronize(&p->launch);
 }
 
-/* Checks and memory on this rank alone; to be closed in any case. */
+/* Local checks and memory; to be closed in any case. */
 static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
                                   const xd_rows *rows, xdi_project_call *p) {
     const xd_projection *projection = d->projection;

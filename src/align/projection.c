@@ -102,7 +102,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
 
 /* ---- the exact map ---- */
 
-/* Place of the row's largest weight, the first stored among equals. */
+/* Index of the row's largest weight, the first stored among equals. */
 static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
     int64_t best = r * rows->k;
     for (int64_t i = best + 1; i < (r + 1) * rows->k; i++)

@@ -4,9 +4,9 @@
 #include "align/align.h"
 #include "kernel/types.h"
 
-/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
- * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
- * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
+/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what weights.
+ * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), the best of each student id are selected
+ * (xd_projection_rows), and losses use the result as a sparse matrix (xd_projection). Memory is that of the
  * votes, never [V_s, V_t]. All calls are local. */
 
 /* ---- votes ---- */
@@ -14,14 +14,14 @@
 /* A sparse sum of votes over (student id, teacher id). */
 typedef struct xd_votes xd_votes;
 
-/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
+/* An empty sum. Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
 /* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
-/* A token of one vocabulary, and its text in the tokens of the other. */
+/* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
 typedef struct xd_pieces {
     xd_text text; /* "<|...|>" is a special token: it casts no votes here */
     const int64_t *ids;
@@ -33,7 +33,7 @@ typedef struct xd_votes_pass {
     const xd_pieces *tokens; /* [count], by id */
     int64_t count;
     bool reverse;        /* the tokens are the teacher's and the pieces the student's */
-    int64_t max_pieces;  /* later pieces are cut off; at least 1 */
+    int64_t max_pieces;  /* later pieces are ignored; at least 1 */
     const int64_t *skip; /* [skip_count] tokens that cast no vote */
     int64_t skip_count;
     const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
@@ -42,18 +42,18 @@ typedef struct xd_votes_pass {
 
 /* Every token votes for its pieces with the weights of xd_piece_weights, as in NeMo-RL's
  * minimal_projection_via_multitoken.py. Errors: as xd_votes_add; votes added before the
- * failure stay. */
+ * failure remain. */
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
 
-/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
+/* Weights of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
 XD_API void xd_piece_weights(int64_t count, double *weights);
 
 /* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
  * ratio of the strings, J the Jaccard index of their words longer than two letters. */
 typedef struct xd_special_desc {
     xd_texts student, teacher; /* vocabularies */
-    double threshold;          /* least similarity of a pair */
-    int64_t max_pairs;         /* best pairs a student token keeps */
+    double threshold;          /* minimum similarity of a pair */
+    int64_t max_pairs;         /* pairs of one student token, the best ones */
 } xd_special_desc;
 
 /* One pair of similar special tokens. */
@@ -67,10 +67,10 @@ typedef struct xd_special_pair {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
-/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
+/* Replaces all votes of the student id by one of weight 1 for the teacher id. Errors: as xd_votes_add. */
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
 
-/* One cell of the votes. */
+/* One cell of the votes: their sum for a pair of ids. */
 typedef struct xd_vote {
     int32_t student_id, teacher_id;
     double weight;
@@ -92,10 +92,10 @@ typedef struct xd_projection_rows {
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
-     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
+    /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
+     * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
+    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
@@ -103,8 +103,8 @@ typedef struct xd_projection_rows_desc {
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out);
 
-/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
- * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
+/* The row of a student id whose string the teacher has too becomes that teacher id alone; of equal teacher strings the
+ * highest id wins (reapply_exact_map.py). Empty strings are never matched. Errors: ARGUMENT when there are more
  * student strings than rows; MEMORY. */
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher);
@@ -112,43 +112,43 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 /* Settings of xd_projection_rows_cut. */
 typedef struct xd_projection_cut_desc {
     int64_t k; /* entries of a row, at least 1 */
-    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
-     * in rows with free slots it also takes part in the sorting, and so appears twice. */
+    /* As the reference does for files with the scale trick: the stored last entry stays the last;
+     * in rows with free entries it also takes part in the sorting, and so appears twice. */
     bool preserve_last;
     bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
 } xd_projection_cut_desc;
 
-/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
+/* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
-/* What is kept of similarities. */
+/* Which similarities become entries. */
 typedef struct xd_similarity_desc {
     int64_t k;        /* entries of a row, at least 1 */
-    double threshold; /* entries below it lose their id but keep their weight; 0: none does */
+    double threshold; /* entries below it lose their id but not their weight; 0: none does */
 } xd_similarity_desc;
 
 /* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
  * largest, normalised, the best k (minimal_projection_generator.py).
  *
- *   similarities  [student ids, teacher ids] f32, memory of the host
+ *   similarities  [student ids, teacher ids] f32, host memory
  *
  * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* The same with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
  *
- *   student  [student ids, width] f32, memory of the host
- *   teacher  [teacher ids, width] likewise
+ *   student  [student ids, width] f32, host memory
+ *   teacher  [teacher ids, width] f32, host memory
  */
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
                                                     const xd_similarity_desc *desc, xd_projection_rows *out);
 
-/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
- * reference's one-sided Sinkhorn step: repeating it changes nothing. */
+/* Divides every row by its sum; rows that sum to 0 are unchanged. [rows, columns], in place. This equals the
+ * reference's one-sided Sinkhorn steps, any number of them: repeating it changes nothing. */
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
 
 /* Frees the rows; empty ones are fine. */
@@ -159,14 +159,14 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 /* How a projection is built from two tokenizers. Start from xd_projection_defaults. */
 typedef struct xd_projection_options {
     int64_t max_pieces;       /* first pieces of a token that get votes, 1 to 32 */
-    int64_t k;                /* entries that a student id keeps, 1 to 1024 */
-    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    int64_t k;                /* maximum entries of a student id, 1 to 1024 */
+    bool disable_exact;       /* a token that both vocabularies have votes for its pieces like any other */
     bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
     bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
-    double special_threshold; /* similarity that such a pair needs */
+    double special_threshold; /* minimum similarity of such a pair */
 } xd_projection_options;
 
-/* What a projection was made of: it is right for these two tokenizers only. All zero -> not said. */
+/* What a projection was made of: it is valid for these two tokenizers only. All zero -> unknown. */
 typedef struct xd_projection_origin {
     uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
     xd_projection_options options;
@@ -181,12 +181,12 @@ typedef struct xd_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* [entries] ascending within a column */
     const float *column_weight;  /* [entries] */
-    xd_projection_origin
-        origin; /* for files: filled by xd_projection_build and by loading; who makes a matrix in another
-                                  * way sets it before xd_projection_save */
+    /* For files: xd_projection_build and loading fill it; set it before xd_projection_save for a matrix made in another
+     * way. */
+    xd_projection_origin origin;
 } xd_projection;
 
-/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
+/* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
  * or not finite, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
@@ -207,8 +207,8 @@ XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
-/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
- * xd_exact_map_destroy. */
+/* Student and teacher ids that stand for each other one to one, and the ids without a partner. One block of memory; free
+ * with xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -216,8 +216,8 @@ typedef struct xd_exact_map {
     int64_t pairs, student_rest_count, teacher_rest_count;
 } xd_exact_map;
 
-/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
- * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
+/* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
+ * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
  * ARGUMENT for fewer than two columns when strict, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);

@@ -1,4 +1,4 @@
-/* A projection from two tokenizers: every token's bytes through the other one. */
+/* A projection from two tokenizers: every token's bytes are encoded by the other tokenizer. */
 
 #include "align/internal.h"
 #include "align/projection_build.h"
@@ -42,7 +42,7 @@ static bool xdi_build_is_text(xd_token token) {
            token.kind != XD_TOKEN_KIND_UNKNOWN;
 }
 
-/* The teacher's token that is the same as a student's; -1 when there is none. */
+/* The teacher's token that equals a student's; -1 when not found. */
 static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     char name[XDI_BUILD_MOST_NAME];
     if (token.length == 0) return -1;
@@ -54,8 +54,8 @@ static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     return xd_tokenizer_find_special(teacher, name);
 }
 
-/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a
- * piece reaches over both. */
+/* Pieces after a guard byte, so that anything a tokenizer puts before a text is put before the guard. False when a
+ * piece includes both the guard and a byte of the token. */
 static bool xdi_build_behind_guard(const xd_encoding *e, xdi_build_pieces *out) {
     int64_t first = 0;
     while (first < e->count && e->spans[first].begin < 1) {
@@ -87,7 +87,7 @@ static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_buil
 
 /* ---- votes ---- */
 
-/* The first pieces that can be voted for, and how many of the token's bytes they have. */
+/* The first pieces that can get votes, and the number of the token's bytes in them. */
 static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces *pieces, int32_t *ids,
                               int64_t *bytes) {
     int64_t n = 0, end = pieces->origin;
@@ -263,7 +263,7 @@ static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
     return xdi_build_finish(b, rows);
 }
 
-/* The options in force, checked, and the hashes of the tokenizers. */
+/* The options with their defaults, checked, and the hashes of the tokenizers. */
 static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection_origin *out) {
     const xd_projection_options usual = xd_projection_defaults();
     memset(out, 0, sizeof *out);
@@ -288,7 +288,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
     b.tokenizer[XDI_BUILD_TEACHER] = desc->teacher;
     for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
     xd_result result = xdi_build_rows(&b, &rows);
-    xdi_build_end(&b); /* the votes make room for the matrix */
+    xdi_build_end(&b); /* frees the votes before the matrix is allocated */
     if (result == XD_OK)
         result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
                                          b.info[XDI_BUILD_TEACHER].size, out);
@@ -302,7 +302,7 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Asked before reading, so that an empty cache is no failure in the log. */
+/* Checked before reading, so that a missing file is not logged as an error. */
 static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;

@@ -157,7 +157,7 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
     return (int64_t)xdi_projfile_get(f->row_begin + 8 * s, 8);
 }
 
-/* Form, version, checksum, and sizes that make up exactly the file's length. */
+/* Format, version, checksum, and sizes that add up to the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
     XD_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
                f->path, bytes, (int)XDI_PROJFILE_HEADER);
@@ -301,7 +301,7 @@ XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_proj
 
 /* ---- rows ---- */
 
-/* Puts an entry behind those of the same weight or more, into a list of at most k; free places have id -1. */
+/* Inserts an entry after those of equal or larger weight, into a list of at most k; unused entries have id -1. */
 static void xdi_projfile_insert(int32_t *ids, float *weights, int64_t k, int32_t id, float weight) {
     int64_t at = 0;
     while (at < k && ids[at] >= 0 && weights[at] >= weight) at++;

@@ -7,7 +7,7 @@
  *
  *      0  8 bytes   "XDPROJ\r\n"
  *      8  u32       version, 1
- *     12  u32       CRC-32C of everything behind it
+ *     12  u32       CRC-32C of everything after it
  *     16  u64       student_size
  *     24  u64       teacher_size
  *     32  u64       entries
@@ -22,7 +22,7 @@
  *         u32       teacher_id [entries], ascending within a row
  *         f32       weight [entries], finite and not negative
  *
- * and nothing behind it. All calls are local. */
+ * and nothing after it. All calls are local. */
 
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
@@ -42,11 +42,11 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
 
 /* Reads a projection.
  *
- *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
- *   out       free with xd_projection_destroy; its origin is what the file says
+ *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
+ *   out       free with xd_projection_destroy; its origin is the file's
  *
  * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
- * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * file, and at most 80 bytes per entry and 32 per id. Errors: IO; FORMAT for what violates the format above;
  * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
  * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
@@ -58,7 +58,7 @@ XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t
 
 /* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
  *
- *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *   k  entries of a row; 0 -> those of the longest row, at least 2
  *
  * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,

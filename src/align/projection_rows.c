@@ -29,7 +29,7 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows) {
     memset(rows, 0, sizeof *rows);
 }
 
-/* The number bf16 has for a value. */
+/* A value rounded to bf16. */
 static float xdi_mapping_narrow(float value) {
     return xd_f32_from_bf16(xd_bf16_from_f32(value));
 }
@@ -78,7 +78,7 @@ static void xdi_mapping_offer(xdi_mapping_best *best, int32_t id, float weight) 
 
 /* ---- from votes ---- */
 
-/* Free slots hold the lowest ids that the row does not have. */
+/* Unused entries get the lowest ids that the row does not have. */
 static void xdi_mapping_fill(xdi_mapping_best *best, int64_t teacher_size) {
     for (int32_t id = 0; best->count < best->k && id < teacher_size; id++) {
         bool taken = false;
@@ -272,7 +272,7 @@ static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     return XD_OK;
 }
 
-/* What rows are made from: similarities, or embeddings and room for a row of their similarities a thread. */
+/* What rows are made from: similarities, or embeddings and memory for one row of similarities per thread. */
 typedef struct xdi_mapping_similar {
     const xd_rows *student, *teacher; /* similarities: student [rows, columns], no teacher */
     float *cosines;                   /* [threads, columns] */

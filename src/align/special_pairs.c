@@ -35,8 +35,8 @@ static int xdi_special_longest(const char *a, const char *b, const xdi_special_r
     return best;
 }
 
-/* Characters in common: those of the longest run, and of what is left of it and right of it. The parts that
- * wait are disjoint and not empty, so there are never more of them than characters. */
+/* Characters in common: those of the longest run, and of the parts left and right of it. The parts that
+ * wait are disjoint and not empty, so there are at most as many as characters. */
 static int xdi_special_common(const char *a, int n, const char *b, int m) {
     xdi_special_range waiting[XDI_SPECIAL_MOST + 2];
     int count = 1, common = 0;
@@ -115,7 +115,7 @@ static bool xdi_special_is(xd_text text) {
            text.data[text.size - 1] == '>';
 }
 
-/* Puts a pair into the descending list of one student token, behind its equals. */
+/* Inserts a pair into the descending list of one student token, after equal ones. */
 static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most, xd_special_pair pair) {
     int64_t at = n;
     while (at > 0 && list[at - 1].similarity < pair.similarity) at--;

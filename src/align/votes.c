@@ -9,7 +9,7 @@ struct xd_votes {
     int64_t student_size, teacher_size;
     xd_vote *cells; /* [capacity]; the first `read` are sorted and unique */
     int64_t count, capacity, read;
-    int32_t *exact; /* [student_size] teacher id that has the student id for itself; -1: none */
+    int32_t *exact; /* [student_size] the only teacher id of a student id (xd_votes_set_exact); -1: none */
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
@@ -140,7 +140,7 @@ static int64_t xdi_votes_key(const xd_vote *cell, bool by_student) {
     return by_student ? cell->student_id : cell->teacher_id;
 }
 
-/* Stable counting sort by one of the two ids. begin has room for its vocabulary + 1. */
+/* Stable counting sort by one of the two ids. begin has vocabulary + 1 elements. */
 static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, bool by_student, int64_t size,
                             int64_t *begin) {
     memset(begin, 0, (size_t)(size + 1) * sizeof *begin);

@@ -27,8 +27,8 @@ enum {
     XDI_DP_ONE_TEACHER = XDI_DP_ONE_STUDENT + XDI_DP_MOST_COMBINATION
 };
 
-/* One side: the canonical tokens, and their canonical forms again, by which pairs are judged. Tokens lie one
- * behind the other in memory, so a run of them is one string. */
+/* One side: the canonical tokens, and their canonical forms again, by which pairs are compared. Tokens are
+ * contiguous in memory, so a run of them is one string. */
 typedef struct xdi_dp_side {
     xd_canonical tokens, again;
 } xdi_dp_side;
@@ -89,7 +89,7 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 /* The best way into one cell; a later candidate must be strictly better. */
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
-    const int64_t si = x->s0 + i, tj = x->t0 + j; /* behind the token of this cell */
+    const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
     const int32_t *above = xdi_dp_row(dp, x, i - 1);
     int32_t *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
@@ -197,7 +197,7 @@ static int64_t xdi_dp_unique(const xd_canonical *side, xdi_dp_triple *triples) {
     return unique;
 }
 
-/* match[i] = teacher place of the candidate that begins at student token i, or -1. */
+/* match[i] = teacher index of the candidate that begins at student token i, or -1. */
 static void xdi_dp_candidates(const xdi_dp *dp, xdi_dp_triple *s, xdi_dp_triple *t, int32_t *match) {
     const int64_t n = xdi_dp_unique(&dp->student.tokens, s), m = xdi_dp_unique(&dp->teacher.tokens, t);
     for (int64_t i = 0; i < dp->student.tokens.count; i++) match[i] = -1;
@@ -215,8 +215,8 @@ static bool xdi_dp_free_run(const unsigned char *used, int64_t at) {
     return true;
 }
 
-/* Candidates in student order: one that overlaps a kept one falls, then one that goes back on the teacher's
- * side. Writes student and teacher places, returns how many. */
+/* Candidates in student order: one that overlaps an accepted one is dropped, then one that goes back on the teacher's
+ * side. Writes student and teacher indices, returns their number. */
 static int64_t xdi_dp_choose(const xdi_dp *dp, const int32_t *match, unsigned char *used_s,
                              unsigned char *used_t, xdi_dp_pair *anchors) {
     int64_t kept = 0, last = -1;
@@ -371,7 +371,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
 
 /* ---- the whole ---- */
 
-/* Room behind one block of memory for `count` tokens of `bytes` bytes in all. */
+/* One block of memory for `count` tokens of `bytes` bytes in total. */
 static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_canonical *out) {
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
@@ -384,7 +384,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
     return XD_OK;
 }
 
-/* Strings as they are. */
+/* Strings unchanged. */
 static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
     const xd_text *tokens = all.texts;
     const int64_t count = all.count;

@@ -35,8 +35,8 @@ static int xdi_canonical_put(char *out, uint32_t point) {
     return 2;
 }
 
-/* The code point at text[*at], which moves behind it. Vocabulary strings are UTF-8; a stray byte counts as
- * one. */
+/* The code point at text[*at]; *at moves after it. Vocabulary strings are UTF-8; an invalid byte counts as
+ * a code point. */
 static uint32_t xdi_canonical_next(const char *text, int64_t size, int64_t *at) {
     const unsigned char *p = (const unsigned char *)text + *at;
     const int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC0 ? 1 : 0;
@@ -183,8 +183,8 @@ static int64_t xdi_canonical_artifact(xd_text first, xd_text second, char *out) 
     return 0;
 }
 
-/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, and stay
- * so. */
+/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, for parity
+ * here too. */
 static int xdi_canonical_value(uint32_t point) {
     if (point < 256) return (int)point;
     if (point >= 0x11C && point <= 0x11F) return (int)point - 256;
@@ -196,7 +196,7 @@ static int xdi_canonical_value(uint32_t point) {
 /* Tokens that may be pieces of one character. */
 typedef struct xdi_canonical_run {
     unsigned char bytes[4];
-    int64_t count; /* bytes so far, also beyond the four that are kept */
+    int64_t count; /* bytes so far, also those after the four that are stored */
     bool space;    /* the first token has the marker */
 } xdi_canonical_run;
 

@@ -5,9 +5,9 @@
 
 /* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
  * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
- * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
+ * byte tokens, a few repaired multi-byte characters. Cases that the reference misses are missed here too, for parity. */
 
-/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
+/* Writes the canonical form of one token into out, which holds at least size + 2 bytes, and returns its length.
  * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
 XD_API int64_t xd_canonical_token(xd_text token, char *out);
 
@@ -20,7 +20,7 @@ typedef struct xd_canonical {
     int64_t count;
 } xd_canonical;
 
-/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
+/* Canonical forms of a whole sequence, where tokens that are parts of one character are joined. Local.
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
 XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);

@@ -6,15 +6,15 @@
 /* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
- * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
+ * it, nothing is renormalised, so for rows that do not sum to 1 the value is not a divergence and may be negative.
  *
  *   student, teacher  [T, V] f32 or bf16, on one rank
- *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   beta              0 is the forward and 1 the reverse KL; otherwise the JSD with this weight
  *   denominator       what the sum is divided by; not 0
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
- *   loss              of the host
+ *   loss              in host memory
  *
- * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);

@@ -8,19 +8,18 @@ typedef struct xd_uld_trl_side {
     const int64_t *labels;      /* [count] -100 where not trained on */
     const xd_token_span *spans; /* [count] bytes of the completion */
     int64_t count;
-    bool skip_eos; /* the last token of the span is left out, whatever it is */
+    bool skip_eos; /* the last token that is trained on is left out, whatever it is */
 } xd_uld_trl_side;
 
-/* A sequence as TRL cuts it. */
+/* A sequence as TRL divides it into groups. */
 typedef struct xd_uld_trl_desc {
     xd_uld_trl_side student, teacher;
-    bool extended; /* groups by equal end offsets; false -> tokens by position */
-    xd_uld_merge
-        merge; /* what the loss does with a group: the Bayesian one has no row for a sequence's first token */
+    bool extended;      /* groups by equal end offsets; false -> tokens by position */
+    xd_uld_merge merge; /* of xd_uld_desc: the Bayesian one has no row for a sequence's first token */
 } xd_uld_trl_desc;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label. *out has no chunks where TRL
- * skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+/* The pairs of groups that TRL forms, as chunks, for parity: its spans start at the first label. *out has no chunks when
+ * TRL skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif

@@ -4,8 +4,8 @@
 #include "comm/collective.h"
 #include "kernel/types.h"
 
-/* What every loss over rows of logits takes beside the logits: which of the T rows count, what divides their sum, where
- * results go. Labels, mask, weights and row_loss are of the same T positions on every rank that shares the vocabulary. */
+/* What every loss over rows of logits takes besides the logits: which of the T rows count, what divides their sum, where
+ * results go. Labels, mask, weights and row_loss are for the same T positions on every rank that shares the vocabulary. */
 typedef struct xd_loss_common {
     xd_ids labels;           /* [T] ids of the next token (see xd_next_token_labels); none -> {NULL} */
     bool has_ignore_index;   /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */

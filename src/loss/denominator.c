@@ -5,7 +5,7 @@
 #include "loss/denominator.h"
 #include "loss/internal.h"
 
-/* Batches whose labels cannot be read are refused, as negative counts are: other ranks see that too. */
+/* Refuses batches whose labels cannot be read, and negative counts; the other ranks find out by the exchange. */
 static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernels, const xd_positions *batch,
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -37,7 +37,7 @@ XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_posit
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t words[XD_COUNT_WORDS];
     const bool host = kernels->device == XD_DEVICE_CPU;
-    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
+    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts in the result's memory */
     XD_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
     XD_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                "%lld weights of positions are negative, not finite or too large (or counts negative)",

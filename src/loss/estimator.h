@@ -20,17 +20,17 @@ typedef struct xd_kl_estimate_desc {
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
-        output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
-                            the two differ most */
-    float *values;    /* the estimates, without weight; or NULL */
-    float *gradient;  /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+        output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
+                            where the two differ by much */
+    float *values;   /* the estimates, without weight; or NULL */
+    float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
- * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
- * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+/* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The
+ * arrays are memory of the context's device, *sum is host memory: the call waits for it. Local; memory: 4 KB;
+ * computed in double; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
  * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are then written, 0 for such tokens). */
+ * (values and gradient are still written, 0 for such tokens). */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 #endif

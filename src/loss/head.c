@@ -8,7 +8,7 @@
 
 enum {
     XDI_HEAD_CHUNK = 256
-}; /* rows; the block of the matrix product, so that sums over rows do not see it */
+}; /* rows; the block of the matrix product, so that sums over rows do not depend on the chunk */
 
 /* Everything of one call. */
 typedef struct xdi_head_plan {
@@ -97,7 +97,7 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* ---- memory ---- */
 
-/* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
+/* The desc of the loss over logits that do not exist yet; a pointer that is not NULL stands for them. */
 static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
@@ -146,7 +146,7 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     return true;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p,
                                   void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -239,7 +239,7 @@ static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p
     return XD_OK;
 }
 
-/* Adds the ranks' tiles; one rank adds its own in the same tree. */
+/* Adds the tiles of all ranks; a single rank adds its tiles in the same tree. */
 static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vocab_info *v) {
     const int64_t count = p->chunk * p->width;
     xd_collective c;
@@ -257,8 +257,8 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
-/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the wanted
- * dtype. */
+/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
+ * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
     const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
@@ -301,7 +301,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
     a->row = p->loss.rows + row;
-    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
+    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }
 
 static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {

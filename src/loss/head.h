@@ -10,11 +10,11 @@ typedef struct xd_head {
     const float *bias; /* [V/tp]; NULL -> none */
 } xd_head;
 
-/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
+/* The loss of xd_loss from hidden states and the head instead of logits. Logits exist for one chunk of rows at a
  * time, so memory does not grow with T times V. */
 typedef struct xd_head_loss_desc {
-    /* All of xd_loss_desc but student, common.gradient and common.workspace, which stay zero. The teacher may be logits
-     * here, or the head below, or neither. row counts are those of student.hidden. */
+    /* All of xd_loss_desc except student, common.gradient and common.workspace, which stay zero. The teacher may be logits
+     * here, or the head below, or absent. T is the number of rows of student.hidden. */
     xd_loss_desc loss;
     xd_head student; /* required */
     xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
@@ -23,26 +23,26 @@ typedef struct xd_head_loss_desc {
     float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
     float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
     int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
-    bool bf16;       /* multiply in bf16 where the backend does that faster: both sides are rounded first */
+    bool bf16;       /* multiply in bf16 where the backend does that faster: both factors are rounded first */
     void *workspace; /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;
 } xd_head_loss_desc;
 
-/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
+/* Columns of the vocabulary in one tile of INVARIANT mode's sums. */
 enum { XD_HEAD_TILE = 64 };
 
 /* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
- * for a desc that is not valid. Local. */
+ * for an invalid desc. Local. */
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
 
 /* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
- * hidden_gradient is whole on every rank of the vocabulary's group.
+ * hidden_gradient is complete on every rank of the vocabulary's group.
  *
  * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
- * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, except for their
+ * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
- * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);

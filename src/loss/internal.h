@@ -8,7 +8,7 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
-/* vocab.c: the context it was made with. */
+/* vocab.c: the context that it was created with. */
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
@@ -20,7 +20,7 @@ XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab
                                               const xd_rows *gradient);
 /* vocab.c: are these ids, or none, of a dtype that kernels read? */
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids);
-/* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
+/* vocab.c: all-gathers count elements per rank. On one rank nothing is copied and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
@@ -28,7 +28,7 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
- * several ranks for those of all shards. */
+ * several ranks for the candidates of all shards. */
 typedef struct xdi_topk_candidates {
     int64_t *mine, *all;
 } xdi_topk_candidates;
@@ -43,11 +43,11 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values);
 
-/* topk.c: how many sequences there are; and, of rows that are of sequences in turn, `held` each, those of sequence b. */
+/* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
 
-/* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
+/* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {
     xd_positions positions; /* the rows, with their weights */
     const double *scale;
@@ -58,7 +58,7 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
-/* That of a loss over `rows` rows; its two weights are zero yet. */
+/* The reduction of a loss over `rows` rows; the two weights are still zero. */
 XD_PRIVATE xdi_reduction xdi_reduction_of(const xd_loss_common *common, int64_t rows);
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* int64 words of workspace that begin and end share */
@@ -70,15 +70,15 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
 
-/* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
+/* loss.c: one call of a loss over the vocabulary, and its blocks of the workspace. */
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    xd_loss_args args;    /* of the rows at hand */
+    xd_loss_args args;    /* of the current rows */
     double *row_scale;    /* [all rows] */
     xd_loss_row *rows;    /* [all rows] */
-    double *all_partials; /* other shards' references and sums, of the rows at hand */
+    double *all_partials; /* references and sums of all shards, for the current rows */
     void *all_mixtures;
     int64_t *words;
 } xdi_loss_plan;
@@ -87,15 +87,15 @@ typedef struct xdi_loss_plan {
 XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc);
 XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
-/* plan->args from plan->d, but for the blocks of the workspace. */
+/* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 /* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
  * the size query. False when it does not fit. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
-/* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
+/* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
-/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
- * is what the caller's own checks found on this rank. */
+/* One call: checks, workspace, which rows count, the body, which fills plan->rows, and their sum. `checked`
+ * is the result of the caller's checks on this rank. */
 typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
 XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
                                    xdi_loss_body body, const void *user, xd_loss_values *out);

@@ -88,12 +88,12 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
- * for the wider. */
+/* A row's partials are references and sums; sums are doubles or pairs of integers, so the size is that of the
+ * wider. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
     const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
     const size_t ranks = (size_t)plan->args.vocab.shards;
-    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
+    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* a single rank reads its partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
@@ -122,7 +122,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
     return true;
 }
 
-/* One exchange: each shard's own references and, behind them, its sums. */
+/* One exchange: each shard's references, followed by its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = a->student.rows, words = rows * ((int)XD_LOSS_REFERENCES + (int)XD_LOSS_SUMS);
@@ -161,7 +161,7 @@ static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) 
     return plan->kernels->loss.mixture_combine(launch, a);
 }
 
-/* Logits to partials of this shard and, by the exchange, of all. */
+/* From logits to the partials of this shard and, by the exchange, of all shards. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     if (!a->fixed && plan->kernels->loss.fused) {
@@ -183,7 +183,7 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
     return a->gradient.data ? plan->kernels->loss.grad(launch, a) : XD_OK;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
     void *memory = desc->common.workspace;

@@ -24,14 +24,15 @@ typedef enum xd_temperature_factor {
  *   loss = scale / D * sum over counted rows of
  *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
- * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
- * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
- * without columns still gives non-NULL data for the rows it is part of. */
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are for
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A rank
+ * without columns still passes data that is not NULL. */
 typedef struct xd_loss_desc {
-    xd_rows student;          /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;          /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const xd_vocab *vocab;    /* required */
-    double hard_weight;       /* of the cross entropy; 0: it is left out. One of the two weights is not 0 */
+    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const xd_vocab *vocab; /* required */
+    double
+        hard_weight; /* of the cross entropy; 0: it is left out. At least one of the two weights is not 0 */
     double soft_weight;       /* of the divergence */
     double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
@@ -43,7 +44,7 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
@@ -51,18 +52,18 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  *
  * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
  * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
- * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * when workspace is given, except for at most 512 KB that a context on a CPU retains after its first forward KL
+ * of bf16 logits. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
  * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
  * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
- * call returns DATA on every rank; the gradient is then written all the same.
+ * it, the same on all ranks. No counted row: everything is zero and status reports it. Without a status the
+ * call returns DATA on every rank; the gradient is still written.
  *
- * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
- * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
+ * reads nothing and does not wait, so a status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* What both losses' kernels work on: the rows and the workspace of a loss's plan. References and sums of a loss have
- * room for the sides and sums here; all shards' lie behind each other. */
+/* Arguments for the kernels of both losses: the rows and the workspace of a loss's plan. The blocks for references and
+ * sums of a loss are large enough for the sides and sums here; those of all shards follow each other. */
 
 #include "loss/internal.h"
 #include "loss/mft.h"
@@ -64,13 +64,13 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
-    d.temperature = 1.0; /* a direction has none */
+    d.temperature = 1.0; /* a direction does not depend on it */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
 
 /* ---- minimal fine-tuning ---- */
 
-/* The reverse KL of exchanged sides: the forward one, and the favourite is the teacher's. */
+/* The reverse KL of exchanged sides: this is the forward KL, and the argmax is the teacher's. */
 static void xdi_mft_exchange(xd_loss_args *a) {
     const xd_rows student = a->student;
     a->student = a->teacher;

@@ -1,11 +1,11 @@
-/* From losses of rows to one value: which rows count, and by what they are divided. */
+/* From losses of rows to one value: which rows count, and what their sum is divided by. */
 
 #include "loss/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Where the pieces of a reduction lie in its words, after this rank's record and all ranks' records. */
+/* Offsets of a reduction's parts in its words, after this rank's record and all ranks' records. */
 enum {
     XDI_REDUCTION_FACTOR,
     XDI_REDUCTION_PART,
@@ -99,7 +99,7 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
     xd_status found;
     memset(&found, 0, sizeof found);
     launch.status = in->status ? in->status : &found;
-    args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
+    args->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
     XD_TRY(kernels->rows.sum(&launch, args));
     if (args->ranks > 1)
         XD_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,

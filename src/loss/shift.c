@@ -1,4 +1,4 @@
-/* Labels of the next token where a sequence is cut over ranks. */
+/* Labels of the next token when a sequence is split over ranks. */
 
 #include "loss/internal.h"
 #include "loss/shift.h"
@@ -38,8 +38,8 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
-/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
- * exchange. */
+/* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
+ * One exchange. */
 typedef struct xdi_shift_whole {
     int64_t *ids;     /* [B, length] */
     int64_t *mask;    /* [B, length] */

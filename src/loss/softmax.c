@@ -6,11 +6,11 @@
 #include <math.h>
 #include <string.h>
 
-/* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
+/* Memory of one call on the context's device: this rank's words, mine[rows * words], and on several ranks all ranks'. */
 typedef struct xdi_softmax_exchange {
     const xd_kernels *kernels;
     xd_launch launch;
-    xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
+    xd_softmax_args args; /* parts is this rank's; all is every rank's after the exchange */
     double *everyones;
     int64_t words;
 } xdi_softmax_exchange;
@@ -23,8 +23,8 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
-/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
- * are of. */
+/* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
+ * words. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
                                   int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
@@ -73,7 +73,7 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
     return result;
 }
 
-/* log_sum_exp of every row in memory of the device, agreed. */
+/* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;

@@ -1,4 +1,4 @@
-/* Selections over a vocabulary that is cut over ranks. */
+/* Selections over a vocabulary that is split over ranks. */
 
 #include "loss/internal.h"
 #include "loss/topk.h"
@@ -11,7 +11,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* its own candidates are the result */
+    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
     c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
@@ -44,7 +44,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     return kernels->select_merge(&launch, &a);
 }
 
-/* `mine` is what this rank found so far. */
+/* `mine` is this rank's result of the local part. */
 static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                xd_result mine, double *values, int64_t *ids) {
     xdi_topk_candidates c = { NULL, NULL };
@@ -87,7 +87,7 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
     return rows;
 }
 
-/* Memory of a call. */
+/* Memory for the call. */
 typedef struct xdi_topk_columns {
     xd_rows maxima; /* [1, V/tp] */
     double *values; /* [k] */

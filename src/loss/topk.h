@@ -5,9 +5,9 @@
 #include "loss/loss.h"
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
- * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may exceed a shard, not the
- * vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in
- * loss/softmax.h. Exact. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+ * k], lowest id first among equals; as xd_topk_desc takes them (XD_TOPK_LOGITS). k may be larger than a shard, not larger
+ * than the vocabulary. Collective over the vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp],
+ * taken as in loss/softmax.h. The same bits for every split. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
@@ -15,32 +15,32 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 typedef struct xd_vocab_topk_desc {
     const xd_vocab *vocab; /* required */
     xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
-    int64_t sequences;     /* B: the T positions are of B sequences, T / B of each, in turn; 0 -> 1 */
-    const uint8_t *mask;   /* [T] 0 -> the position has no say; NULL -> all have */
+    int64_t sequences;     /* B: rows are sequence by sequence, T / B rows each; 0 -> 1 */
+    const uint8_t *mask;   /* [T] 0 -> the position does not count; NULL -> all do */
     xd_comm *comm;         /* ranks that hold other positions of the same sequences; NULL -> none */
     int64_t k;             /* required, 1 <= k <= V */
 } xd_vocab_topk_desc;
 
-/* The ids chosen.
+/* Chooses the columns of each sequence.
  *
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
- * Collective over the vocabulary's group and comm. Ties: lowest id. Exact: the same ids for every split. Memory of a
- * call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is no multiple of B.
- * xd_vocab_topk_gather gives the logits too. */
+ * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
+ * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
+ * xd_vocab_topk_gather returns the logits of these columns too. */
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance);
 
-/* What the teacher shipped for each id. */
+/* What the teacher's values are. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
-    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
+    XD_TOPK_LOGITS /* raw logits; log_normaliser turns them into probabilities where the mode needs that */
 } xd_topk_values;
 
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
- * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
- * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+/* Divergence from a teacher known at k ids per position. The teacher is given in one of two forms: `ids` and
+ * `values`, or `teacher`, its logits over the same split vocabulary; with the latter, ids NULL takes the
+ * student's k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
 typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
@@ -63,14 +63,14 @@ typedef struct xd_topk_desc {
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp] and [threads, k]; 0 for an invalid one.
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc: arrays of [T, k, tp] and [threads, k]; 0 for an invalid desc.
  * Local. */
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
- * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
+ * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
+ * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 

@@ -6,22 +6,22 @@
 #include <math.h>
 #include <string.h>
 
-/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+/* One call: the desc with defaults, and its blocks of memory. A side (student, or teacher logits) sends sums, then
  * values. */
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
     const xd_kernels *kernels;
-    int threads; /* of the context: a CPU has as many rows at work */
+    int threads; /* of the context: a CPU computes as many rows at the same time */
     xd_topk_args student, teacher;
     xd_topk_kl_args both;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
     double *row_scale;
     double *teacher_values;
-    int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
+    int64_t *ids; /* absent entries are -1, invalid ones the vocabulary's size */
     int64_t *words;
-    xdi_topk_candidates candidates; /* for the student's own ids */
+    xdi_topk_candidates candidates; /* for the student's k largest */
 } xdi_topk_kl_plan;
 
 static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
@@ -114,7 +114,7 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
 }
 
-/* What both sides send lies in one block, sums before values; the rest of these blocks they have in common. */
+/* What both sides send is one block, sums before values; the other blocks are shared by both sides. */
 static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
     const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
     plan->student.sums = plan->send;
@@ -138,8 +138,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU ? (size_t)plan->threads
-                                                                  : rows; /* a GPU has all rows at work */
+    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU
+                               ? (size_t)plan->threads
+                               : rows; /* a GPU computes all rows at the same time */
     const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
     const size_t sizes[15] = { rows * word,
                                sent,
@@ -238,7 +239,7 @@ static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl
     plan->threads = xd_ctx_settings(ctx)->threads;
 }
 
-/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+/* Everything before the first exchange, local to this rank: checks, defaults, workspace. */
 static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
                                      void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;

@@ -1,4 +1,4 @@
-/* A vocabulary cut over ranks. */
+/* A vocabulary split over ranks. */
 
 #include "loss/internal.h"
 
@@ -6,7 +6,7 @@ struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    const xd_device_ops *memory; /* that device_offsets are from */
+    const xd_device_ops *memory; /* whose allocator device_offsets come from */
     int64_t *offsets;            /* [ranks + 1] */
     int64_t *device_offsets;
 };
@@ -35,7 +35,7 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     return XD_OK;
 }
 
-/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+/* Words of the block at device_offsets: during the agreement three from this rank and three from each rank, later the
  * offsets. */
 static size_t xdi_vocab_words(int ranks) {
     return 3 * ((size_t)ranks + 1);
@@ -57,7 +57,7 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+/* Gathers {begin, end, size} of all ranks through device memory, which the group's transport works on. */
 static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const xd_launch launch = xd_ctx_launch(vocab->ctx);
     int64_t *send = vocab->device_offsets, *recv = send + 3;
@@ -67,7 +67,7 @@ static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int6
     return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
 }
 
-/* Checks what all ranks gave; every rank sees the same list and the same error. */
+/* Checks the values of all ranks; every rank has the same list and returns the same error. */
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
     const xd_launch launch = xd_ctx_launch(vocab->ctx);

@@ -8,7 +8,7 @@
 
 struct xd_teacher_cache {
     xd_ctx *ctx;
-    char *path; /* for messages; behind the struct, in the same allocation */
+    char *path; /* for messages; after the struct, in the same allocation */
     const unsigned char *file;
     uint64_t bytes;
     intptr_t handle;
@@ -19,7 +19,7 @@ struct xd_teacher_cache {
     char name[XD_CACHE_NAME_BYTES];
 };
 
-/* ---- the form ---- */
+/* ---- the format ---- */
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
     xdi_cache_form f;
@@ -66,7 +66,7 @@ static uint64_t xdi_cache_get(const unsigned char *at, int bytes) {
     return value;
 }
 
-/* Steps a nat, and the code of probability 0. */
+/* Steps per nat, and the code of probability 0. */
 static double xdi_cache_steps(const xdi_cache_form *form, bool wide, uint64_t *none) {
     const bool narrow = !wide && form->coding == XD_CACHE_8_BITS;
     *none = narrow ? 255 : 65535;
@@ -310,7 +310,7 @@ static xd_teacher_cache *xdi_cache_new(xd_ctx *ctx, const char *path) {
     return c;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object to the caller, or frees it. */
 static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_teacher_cache **out) {
     if (result == XD_OK)
         *out = c;
@@ -328,7 +328,8 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
     XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-               c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+               c->path, (unsigned long long)c->bytes,
+               (int)XDI_CACHE_HEADER); /* an empty file cannot be mapped */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;
     if (c->mapped) return xdi_cache_check(c, expected);
@@ -380,14 +381,14 @@ XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_ca
     return XD_OK;
 }
 
-/* The sum that stands for 1: of the k probabilities and the tail as they are stored. */
+/* The sum to normalise by: of the k probabilities and the tail as they are stored. */
 static double xdi_cache_total(const xd_teacher_cache *c, const unsigned char *position) {
     double total = exp(xdi_cache_wide(c, position + c->form.tail));
     for (int64_t j = 0; j < c->form.k; j++) total += exp(xdi_cache_entry(c, position, j));
     return total;
 }
 
-/* The document that a position lies in. */
+/* The document of a position. */
 static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
     int64_t low = 0, high = c->info.documents;
     while (high - low > 1) {

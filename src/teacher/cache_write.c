@@ -16,7 +16,7 @@ struct xd_teacher_cache_writer {
     const xd_vocab *vocab;
     xd_vocab *own_vocab; /* where the caller gave none */
     xd_comm *tp;
-    char *path; /* behind the struct, in the same allocation */
+    char *path; /* after the struct, in the same allocation */
     char name[XD_CACHE_NAME_BYTES];
     xd_publish *file; /* rank 0 of tp */
     uint64_t offset;
@@ -29,7 +29,7 @@ struct xd_teacher_cache_writer {
 
 enum { XDI_CACHE_COMPLETE = -1, XDI_CACHE_BEGIN = -2 };
 
-/* What a block's positions are made of, beside the block itself. */
+/* What a block's positions are computed from, besides the block. */
 typedef struct xdi_cache_rows {
     double *values;               /* [n, k] the largest logits */
     int64_t *ids;                 /* [n, k] theirs */
@@ -217,7 +217,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     return true;
 }
 
-/* What this shard's columns outside the k add to the tails: those behind the last of the k in their order. */
+/* The contribution to the tails of this shard's columns outside the k: those after the last of the k in their order. */
 static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
     const xd_vocab_info info = xd_vocab_describe(w->vocab);
     for (int64_t row = 0; row < logits->rows; row++) {
@@ -330,7 +330,7 @@ static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char
     memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
 }
 
-/* The documents behind the positions, then the header with the checksum of everything. */
+/* The documents after the positions, then the header with the checksum of everything. */
 static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
     unsigned char header[XDI_CACHE_HEADER], entry[XDI_CACHE_DOCUMENT];
     for (int64_t i = 0; i < w->document_count; i++) {

@@ -1,4 +1,4 @@
-/* The columns of a teacher's logits that a sample keeps. */
+/* The columns of a teacher's logits that are selected for a sample. */
 
 #include "loss/topk.h"
 #include "teacher/internal.h"
@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* What one call holds, in memory of the device. */
+/* Memory of one call, on the device. */
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;

@@ -5,7 +5,7 @@
 #include "teacher/cache.h"
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
-/* How far probabilities in 8 bits may be from a sum of 1, and a little more. */
+/* Tolerance for the sum of probabilities stored in 8 bits: the rounding error and a small margin. */
 #define XDI_CACHE_SLACK 0.05
 
 enum {
@@ -29,7 +29,7 @@ typedef struct xdi_cache_form {
 
 XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc);
 
-/* Is this, defaults filled in, something that a file can hold? Failures have the given code. */
+/* Can a file hold this desc, defaults filled in? Errors have the given code. */
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code);
 

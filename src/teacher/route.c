@@ -50,8 +50,8 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
     if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
 }
 
-/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
- * later window needs. That can be more than was ever read, so it is told before the first window too. */
+/* Reports to the teachers that windows before `number`, counted over all steps, are read: they may reuse slots that no
+ * later window needs. Some slots may never be needed, so this is reported before the first window too. */
 static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
     XD_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
     route->told = number;
@@ -125,7 +125,7 @@ XD_API void xd_route_destroy(xd_route *route) {
     xd_release(route->ctx, route);
 }
 
-/* ---- where a rank stands ---- */
+/* ---- progress of a rank ---- */
 
 static const xdi_route_half *xdi_route_own(const xd_route *route, int side) {
     return &route->plan.halves[side][route->plan.rank];
@@ -152,9 +152,9 @@ XD_API xd_route_info xd_route_describe(const xd_route *route) {
     return info;
 }
 
-/* ---- pieces ---- */
+/* ---- pieces: the rectangles of the plan ---- */
 
-/* The piece's rectangle in rows of a stride, from a place in them. */
+/* The piece's rectangle in rows of a stride, from an element of them. */
 static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtype dtype, int64_t stride,
                                    int64_t row, int64_t column) {
     xd_rows rows;
@@ -222,7 +222,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
     return XD_OK;
 }
 
-/* Counts become places, in rank order. */
+/* Turns counts into offsets, in rank order. */
 static void xdi_route_begins(int64_t *counts, int ranks) {
     int64_t sum = 0;
     for (int r = 0; r < ranks; r++) {
@@ -257,8 +257,8 @@ static xd_result xdi_route_exchange(xd_route *route) {
     return xdi_route_unpack_step(route, begin, end, in, ids_in);
 }
 
-/* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
- * before its first exchange, so that nobody waits in the last post for a step that may never begin. */
+/* The steps that a rank without a student side has completed: at least one micro-batch of a step is posted
+ * before its first exchange, so that no rank waits in the last post for a step that may never begin. */
 static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
@@ -270,16 +270,16 @@ static xd_result xdi_route_catch_up(xd_route *route) {
     }
 }
 
-/* ---- a teacher's turn ---- */
+/* ---- the teacher's side ---- */
 
-/* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
+/* Waits until a student has released `target` micro-batches; the stream then waits for the student's kernels. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
     const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
     XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
 
-/* Is the slot of the next micro-batch free of what it held before? */
+/* Have the students released the previous contents of the next micro-batch's slot? */
 static xd_result xdi_route_wait_slot(xd_route *route) {
     const int me = route->plan.rank;
     const uint64_t slots = (uint64_t)route->d.slots;
@@ -374,14 +374,14 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     return xd_route_post(route);
 }
 
-/* ---- a student's turn ---- */
+/* ---- the student's side ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
-/* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
+/* Waits for the pieces of the step in the order of the plan and copies each, unless the window is a view. */
 static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round, bool view) {
     const xdi_route_plan *plan = &route->plan;
     for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
@@ -401,7 +401,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
     return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
 }
 
-/* The window as a part of the slot it lies in. */
+/* The window as a view into its slot. */
 static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
     const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];

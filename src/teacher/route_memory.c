@@ -1,4 +1,4 @@
-/* The memory of a route: where its rings are placed and given back, its events, windows and messages. */
+/* The memory of a route: its rings, events, windows and message buffers. */
 
 #include "teacher/route_internal.h"
 
@@ -48,7 +48,7 @@ static xd_result xdi_route_place_rings(xd_route *route) {
  *
  * What ranks know of one another: link 0 is the address of a rank's rows, 1 + i the event of its slot i, slots + 1
  * that of its reads. Threads of a process share addresses. Events live until the last rank has left, because others
- * may wait for them after their rank has gone. */
+ * may wait for them after their rank has left. */
 
 static int64_t *xdi_route_link(const xd_route *route, int rank, int64_t i) {
     return route->links + rank * ((int64_t)route->d.slots + 2) + i;
@@ -104,7 +104,7 @@ XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, u
     return route->kernels->memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
 }
 
-/* What this rank has launched so far is all that reads the slots it is about to release. */
+/* Records that all kernels reading the slots to be released have been launched so far. */
 XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->linked) return XD_OK;
@@ -139,7 +139,7 @@ static void xdi_route_say_goodbye(const xd_route *route) {
             __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
 }
 
-/* Waits until nobody reads this rank's rows; false when that is not sure. */
+/* Waits until no rank reads this rank's rows; false when that is not certain. */
 static bool xdi_route_wait_readers(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };
@@ -156,7 +156,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
     return route->kernels->memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
 }
 
-/* False when this rank's rows may still be read: then they are not given back. */
+/* False when this rank's rows may still be read: then they are not freed. */
 static bool xdi_route_part(const xd_route *route) {
     const int ranks = route->plan.ranks;
     if (!route->links) return true;
@@ -173,7 +173,7 @@ static bool xdi_route_part(const xd_route *route) {
 
 /* ---- windows and messages ---- */
 
-/* The most that one step sends and takes, in elements, and in samples with ids. */
+/* The maximum that one step sends and takes, in elements, and in samples with ids. */
 typedef struct xdi_route_traffic {
     int64_t sent, taken, sent_ids, taken_ids;
 } xdi_route_traffic;
@@ -214,7 +214,7 @@ static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
     return (char *)route->kernels->memory.allocate(route->ctx, bytes + 1);
 }
 
-/* The window, unless every one of them is a view; and what messages are made in. */
+/* Memory of the window, unless every window is a view; and the message buffers. */
 static xd_result xdi_route_place_buffers(xd_route *route) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
     const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);

@@ -7,10 +7,10 @@
 
 /* ---- rings that processes of one node share ----
  *
- * Heads and ids, and on a CPU rows, lie in memory of the node, laid out as between threads. On a GPU each teacher rank
- * has its rows in memory of its own that others may open, and puts the handle into its head. Events do not go from
- * process to process here: the streams raise the counters, by functions of the host behind the work that they cover. So
- * whoever has seen a counter needs no event, and nobody waits for a GPU but the one who needs what it makes. */
+ * Heads and ids, and on a CPU rows, are in shared memory of the node, with the same layout as between threads. On a GPU
+ * each teacher rank allocates its rows in device memory that others may open, and puts the handle into its head. Events are
+ * not shared between processes: the streams raise the counters, by host functions queued after the work that they cover.
+ * So a rank that has seen a counter needs no event, and a rank waits for a GPU only if it needs that GPU's results. */
 
 static bool xdi_route_reads(const xd_route *route, int teacher) {
     for (int64_t i = 0; i < route->plan.piece_count; i++)
@@ -24,7 +24,7 @@ static xd_device_handle *xdi_route_handle(const xd_route *route, int teacher) {
                                         XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1));
 }
 
-/* Makes this rank's rows; false when others could not open them. */
+/* Allocates this rank's rows; false when others could not open them. */
 static bool xdi_route_offer_rows(xd_route *route) {
     const int me = route->plan.rank;
     const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
@@ -93,7 +93,7 @@ static void xdi_route_count_post(void *user) {
     __atomic_fetch_add(xdi_route_posted(route, route->plan.rank), 1, __ATOMIC_RELEASE);
 }
 
-/* Windows are told in order, from 0. */
+/* Windows are reported in order, from 0. */
 static void xdi_route_count_read(void *user) {
     xd_route *route = (xd_route *)user;
     xdi_route_release_before(route, __atomic_fetch_add(&route->counted, 1, __ATOMIC_RELAXED));
@@ -111,7 +111,7 @@ XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
 
 /* ---- leaving ---- */
 
-/* Waits until nobody has this rank's rows open; false when that is not sure. */
+/* Waits until no other process has this rank's rows open; false when that is not certain. */
 static bool xdi_route_wait_closed(const xd_route *route) {
     const int me = route->plan.rank;
     const struct timespec nap = { 0, XDI_ROUTE_NAP };

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* The words a rank tells of itself: five numbers a side, then for each side its samples and its spans. */
+/* The words that describe a rank: five numbers per side, then for each side its samples and its spans. */
 enum { XDI_ROUTE_HALF_WORDS = 5, XDI_ROUTE_HEAD_WORDS = XDI_ROUTE_SIDES * XDI_ROUTE_HALF_WORDS };
 
 static const char *const xdi_route_side_names[XDI_ROUTE_SIDES] = { "teacher", "student" };
@@ -47,7 +47,7 @@ static const int64_t *xdi_route_unpack(const int64_t *head, const int64_t *words
     return words + half->sample_count + 2 * half->span_count;
 }
 
-/* All ranks' lists behind one another in plan->words, and where each rank's halves are in them. */
+/* All ranks' lists in plan->words, one after the other, and the offsets of each rank's sides in them. */
 static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const int64_t *heads, int64_t *mine,
                                   int64_t *counts, xdi_route_plan *plan) {
     const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
@@ -145,7 +145,7 @@ static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, co
     return XD_OK;
 }
 
-/* ---- who has what ---- */
+/* ---- which rank has which samples ---- */
 
 static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half *b) {
     return a->column_begin == b->column_begin && a->column_end == b->column_end &&
@@ -153,7 +153,7 @@ static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half 
            memcmp(a->spans, b->spans, (size_t)a->span_count * sizeof *a->spans) == 0;
 }
 
-/* Layouts, and where each teacher has each sample. */
+/* Layouts, and the index of each sample in each teacher's list. */
 static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         xdi_route_half *half = &plan->halves[XDI_ROUTE_TEACHER][r];
@@ -165,8 +165,8 @@ static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
     }
 }
 
-/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Of replicas
- * it takes itself, or students spread over them. Returns how many. */
+/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Among replicas
+ * it prefers itself; else students are spread over them. Returns their number. */
 static int xdi_route_sources(const xdi_route_plan *plan, int student, int64_t sample, int *sources) {
     const xdi_route_half *teachers = plan->halves[XDI_ROUTE_TEACHER];
     const bool own = teachers[student].place[sample] >= 0;
@@ -199,7 +199,7 @@ static int64_t xdi_route_common_columns(const xdi_route_half *a, const xdi_route
                                  xdi_route_most(a->column_begin, b->column_begin));
 }
 
-/* A run of positions that two halves share, and where it is in the rows of each. */
+/* A run of positions that two sides share, and its first row in each. */
 typedef struct xdi_route_run {
     int64_t a, b;             /* spans to look at next */
     int64_t a_begin, b_begin; /* their first rows */
@@ -264,7 +264,7 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
     return xdi_route_least(half->micro_batch, half->sample_count - batch * half->micro_batch);
 }
 
-/* Adds a piece, or lengthens the last one where both sides go on without a gap. */
+/* Adds a piece, or extends the last one if both sides continue without a gap. */
 static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
     xdi_route_piece *last =
         plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
@@ -315,8 +315,8 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     }
 }
 
-/* What the sample asks of the teachers' rings. All teachers that hold the sample post it before it is taken,
- * whichever of them it is taken from: ranks that make it together keep in step. */
+/* What the sample requires of the teachers' rings. All teachers that hold the sample post it before it is taken,
+ * whichever of them it is taken from: ranks that compute it together post at the same time. */
 static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
     const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
     const int64_t step = at / window->micro_batch;
@@ -354,7 +354,7 @@ static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int 
     return XD_OK;
 }
 
-/* With plan->pieces NULL the pieces are counted; a few more than there will be, as none are joined. */
+/* With plan->pieces NULL the pieces are counted: an upper bound, because none are joined. */
 static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     plan->piece_count = 0;
     for (int64_t step = 0; step < plan->takes; step++) {
@@ -365,7 +365,7 @@ static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
     return XD_OK;
 }
 
-/* Needs add up over the steps so far; what is first needed, over those to come. */
+/* What must be posted accumulates over the steps so far; the first micro-batch needed, over the steps to come. */
 static void xdi_route_accumulate(xdi_route_plan *plan) {
     for (int r = 0; r < plan->ranks; r++) {
         int64_t *need = plan->need + r * (plan->takes + 1);
@@ -428,7 +428,7 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     return XD_OK;
 }
 
-/* What every rank alike, or this one alone, may fail in. */
+/* Checks and allocations that fail on every rank alike, or on this rank only. */
 static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     XD_TRY(xdi_route_allocate_tables(ctx, d, plan));

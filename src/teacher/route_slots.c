@@ -1,11 +1,11 @@
-/* The slots of a route, which every other part of it reaches through here: how rings are laid out, where a slot lies, and
- * the counters that teachers and students raise. */
+/* The slots of a route; every other part of it accesses them through this file: the layout of rings, the address of a slot,
+ * and the counters that teachers and students raise. */
 
 #include "teacher/route_internal.h"
 
 /* ---- layout ---- */
 
-/* Adds a block of whole lines, at least one; false when that is too much. */
+/* Adds a block of whole cache lines, at least one; false when the sum is too large. */
 static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
     const size_t lines = bytes / XDI_ROUTE_LINE + 1;
     if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;

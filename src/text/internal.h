@@ -7,7 +7,7 @@
 
 /* ---- unicode.c ---- */
 
-/* Categories of all code points in two stages, and what normalisation looks up. */
+/* Categories of all code points in a two-stage table, and the tables of normalisation. */
 typedef struct xdi_unicode {
     uint16_t block[0x1100];  /* of code point >> 8 */
     uint8_t *properties;     /* [blocks][256]: category, and the flags below */
@@ -22,7 +22,7 @@ enum {
     XDI_UNICODE_NFC = 32,      /* NFC changes the character */
     XDI_UNICODE_NFKC =
         64, /* NFKC does: it has a compatibility decomposition, perhaps inside its canonical one */
-    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or trade places with it */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or be reordered with it */
     XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
     XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
 };
@@ -31,11 +31,11 @@ enum {
 XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask); /* "L", "Lu", "N", ... */
 XD_PRIVATE uint32_t xdi_unicode_space_mask(void);
 
-/* Memory is the context's; NULL when there is no room. */
+/* Memory is the context's; NULL when it has no memory. */
 XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx);
 XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u);
 
-/* Code points that fold to the same one as `point`, without it: count, at most 4. */
+/* Code points that fold to the same one as `point`, without `point`; returns their number, at most 4. */
 XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]);
 
 /* Full decomposition of one code point. */
@@ -46,7 +46,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* One character: its bytes, at least 1; a byte that starts no well-formed sequence is XDI_UNICODE_INVALID. */
 XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point);
-/* Bytes of the character that ends at `at`, as decoding from the front would cut it. at > begin. */
+/* Bytes of the character that ends at `at`, as decoding from the front would give. at > begin. */
 XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at);
 XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]);
 
@@ -63,7 +63,7 @@ XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t by
                                         xdi_pattern **out);
 XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
 
-/* A place to come back to: the options are the character borders from high down to low. */
+/* A backtracking point: the options are the character boundaries from high down to low. */
 typedef struct xdi_pattern_choice {
     size_t low, high; /* low = SIZE_MAX: high is the only one */
     uint32_t op;
@@ -77,12 +77,12 @@ typedef struct xdi_matcher {
     size_t bytes;
     xdi_pattern_choice *stack;
     size_t used, capacity;
-    uint64_t steps; /* left; what a pattern may do is bounded by the length of the text */
+    uint64_t steps; /* left; the maximum depends on the length of the text */
 } xdi_matcher;
 
 XD_PRIVATE void xdi_matcher_release(xdi_matcher *m);
 
-/* Prepares for one text; `steps` is set to 256 a byte and some. */
+/* Prepares for one text; `steps` is set to 256 per byte and a constant. */
 XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes);
 
 /* The first match of the pattern that is not empty in [from, to) of the text, which `$` and look-ahead take
@@ -93,7 +93,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 /* ---- tokenizer.c ---- */
 
 enum {
-    XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_IDS = 1 << 21, /* maximum of largest id + 1; files above it are refused */
     XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
@@ -122,10 +122,10 @@ typedef struct xdi_merge {
     int32_t rank, id;
 } xdi_merge;
 
-/* A token that is matched before everything else. */
+/* A token that is matched before splits and merges. */
 typedef struct xdi_added {
     int32_t id;
-    uint32_t text, bytes; /* in the blob; what is looked for */
+    uint32_t text, bytes; /* in the blob; the text that is matched */
     bool special, strip_left, strip_right, single_word, normalized;
 } xdi_added;
 
@@ -151,11 +151,11 @@ typedef struct xdi_rewrite {
     xdi_pattern *pattern;
     char one;              /* the pattern is this ASCII character; 0 -> it is not one */
     uint32_t to, to_bytes; /* in the blob */
-    bool unless_there;     /* prepend only when the text does not begin so */
+    bool unless_there;     /* prepend only when the text does not begin with it */
     bool only_first;       /* ... and only at the beginning of the whole text */
 } xdi_rewrite;
 
-/* What becomes of the matches of a split; the text between them is always a piece. */
+/* What a split does with its matches; the text between them is always a piece. */
 typedef enum xdi_split_behavior {
     XDI_SPLIT_ISOLATED = 1, /* a piece each */
     XDI_SPLIT_REMOVED,
@@ -183,9 +183,9 @@ struct xd_tokenizer {
     uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
-    bool ignore_merges; /* a piece that is a token stays whole */
+    bool ignore_merges; /* a piece that is a token is not merged */
     bool byte_fallback, fuse_unknown, adds_prefix;
-    bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
+    bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;
     int32_t byte_id[256];      /* -1: none */
     uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
@@ -196,15 +196,16 @@ struct xd_tokenizer {
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
-    int32_t bos, eos;                     /* -1: none */
-    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;        /* -1: none */
+    int32_t
+        around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then after it (`behind`) */
     int before, behind;
     char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
-/* A text with every U+2581 as a blank; its length. out has room for the text. */
+/* Replaces every U+2581 of a text by a blank and returns the length. out is at least as long as the text. */
 XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out);
 /* "<0x0A>" -> 10; -1 for anything else. */
 XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
@@ -213,20 +214,20 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
 
 /* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
-/* Gives an id a token that no merge and no text finds. Errors: FORMAT for an id that is taken. */
+/* Gives an id a token that is never found by merges or by text. Errors: FORMAT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes);
 /* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
- * a text that is taken. */
+ * a text that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes, const void *raw, size_t raw_bytes);
 /* Adds a merge; of two for one pair the later one counts. */
 XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
                                              int32_t id);
-/* Derives the merges from the tokens: any two that together are a third. ranks: [size], lower first. */
+/* Derives the merges from the tokens: any two whose concatenation is a third. ranks: [size], lower first. */
 XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
-/* Adds a token to the list that is matched before everything else. A token that the id has already is taken
- * over. */
+/* Adds a token to the list that is matched before splits and merges. A token that the id has already is
+ * replaced. */
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes);
 /* Appends a split by a pattern, or by a literal when `literal` is set. */
@@ -237,16 +238,16 @@ XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind
 /* What a caller's special tokens take: *size and *bytes grow as needed. Errors: ARGUMENT. */
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes);
-/* Adds them. Errors: ARGUMENT for an id that is taken. */
+/* Adds them. Errors: ARGUMENT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
-/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+/* One more token around a text. When there are too many, add_special will be refused. */
 XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
-/* Why add_special cannot be done; of several reasons the first is kept. */
+/* Records why add_special cannot be done; of several reasons the first. */
 XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
 /* The ADDED or SPECIAL token of a name, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
-/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
- * missing. The special tokens are there already. */
+/* Names of the tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens were added before. */
 XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
 /* The caller's begin and end tokens instead of the file's, once the object is complete. */
 XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc);
@@ -270,7 +271,7 @@ static inline uint32_t xdi_merge_hash(uint64_t pair) {
     return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
 }
 
-/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table shows.
  */
 static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -284,14 +285,14 @@ static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, i
 
 /* ---- tokenizer_text.c ---- */
 
-/* From byte `at` of a changed text on: it stands for bytes [from, to) of the original, one to one when
- * `linear`, else as a whole. The next run's `at` ends it. */
+/* A run of a changed text from byte `at` on: it replaces bytes [from, to) of the original, one to one when
+ * `linear`, else as a whole. It ends at the next run's `at`. */
 typedef struct xdi_text_run {
     uint32_t at, from, to;
     bool linear;
 } xdi_text_run;
 
-/* A text and where it comes from. */
+/* A text and its runs. */
 typedef struct xdi_text {
     uint8_t *bytes;
     size_t length, capacity;
@@ -310,7 +311,7 @@ typedef struct xdi_text_view {
 /* Buffers of rewriting. */
 typedef struct xdi_rewriter {
     xdi_text texts[4]; /* two for each half of the rewrites */
-    uint32_t *points;  /* of one cluster, and as much room again */
+    uint32_t *points;  /* of one cluster, and scratch memory of the same size */
     size_t point_capacity;
     xdi_matcher matcher;
 } xdi_rewriter;
@@ -323,13 +324,13 @@ XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r);
 
 /* The original bytes of [begin, end) of a view. `run` is a cursor that only moves on. */
 XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end);
-/* Part of a view; its runs are in `runs`, which has room for run_count of the view. `run` as above. */
+/* Part of a view; its runs are in `runs`, which holds at least the view's run_count. `run` as above. */
 XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *run, size_t begin, size_t end,
                                        xdi_text_run *runs);
 
 /* ---- formats of files ---- */
 
-/* What a loader is given; `root` is the text as JSON, NULL where it is none. */
+/* Input of a loader; `root` is the text as JSON, NULL when it is not JSON. */
 typedef struct xdi_tokenizer_file {
     const char *text;
     size_t bytes;

@@ -1,6 +1,6 @@
-/* A small backtracking matcher for the patterns that cut text before BPE: alternation, groups, (?i:...),
- * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern becomes a tree, the tree a list of
- * operations; a loop over one class is a single operation, which is nearly all that these patterns do. */
+/* A small backtracking matcher for the patterns that split text before BPE: alternation, groups, (?i:...),
+ * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern is parsed to a tree, the tree compiled to a list of
+ * operations; a loop over one class is a single operation, and these patterns consist of little else. */
 
 #include "text/internal.h"
 #include "text/unicode_tables.h"
@@ -36,13 +36,13 @@ typedef enum xdi_pattern_kind {
     XDI_PATTERN_CHOICE,    /* tree: one of the children; list: try the next operation, then `target` */
     XDI_PATTERN_REPEAT,    /* tree only */
     XDI_PATTERN_JUMP,      /* list only */
-    XDI_PATTERN_ATOMIC,    /* list: match up to `target` for good, then go on behind it */
-    XDI_PATTERN_NOT_AHEAD, /* list: go on at `target` when what stands before it does not match here */
+    XDI_PATTERN_ATOMIC,    /* list: match up to `target` without later backtracking, then continue after it */
+    XDI_PATTERN_NOT_AHEAD, /* list: continue at `target` if the operations before it do not match here */
     XDI_PATTERN_END,       /* $ */
     XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
 } xdi_pattern_kind;
 
-/* Of the tree. Children hang together by `next`. */
+/* A node of the tree. Siblings are linked by `next`. */
 typedef struct xdi_pattern_node {
     xdi_pattern_kind kind;
     bool possessive;
@@ -50,7 +50,7 @@ typedef struct xdi_pattern_node {
     uint32_t min, max; /* max UINT32_MAX: no bound */
 } xdi_pattern_node;
 
-/* Of the list. */
+/* An operation of the list. */
 typedef struct xdi_pattern_op {
     xdi_pattern_kind kind;
     bool possessive;
@@ -64,7 +64,7 @@ struct xdi_pattern {
     xdi_pattern_range *ranges;
     xdi_pattern_op *ops;
     uint32_t set_count, range_count, op_count, op_capacity;
-    uint32_t alternatives; /* at the top; 1 when there are too many to tell apart */
+    uint32_t alternatives; /* at the top level; 1 when there are too many for the bits of `first` */
     uint32_t starts[XDI_PATTERN_ALTERNATIVES];
     uint32_t first[256]; /* alternatives that can begin with a byte, as bits */
 };
@@ -128,7 +128,7 @@ static void xdi_pattern_add_point(xdi_pattern_parser *p, xdi_pattern_set *set, u
     for (int i = 0; i < count; i++) xdi_pattern_add_range(p->pattern, set, mates[i], mates[i]);
 }
 
-/* Joins ranges that overlap and settles the ASCII bits. */
+/* Joins ranges that overlap and completes the ASCII bits. */
 static void xdi_pattern_close_set(xdi_pattern *p, xdi_pattern_set *set, bool negated) {
     xdi_pattern_range *ranges = p->ranges + set->first_range;
     uint32_t kept = 0;
@@ -286,7 +286,7 @@ static bool xdi_pattern_parse_number(xdi_pattern_parser *p, uint32_t *number) {
     return p->at > begin;
 }
 
-/* The quantifier at the parser's place; false when there is none. */
+/* The quantifier at the parser's position; false when there is none. */
 static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, uint32_t *max, bool *found) {
     const size_t begin = p->at;
     *found = true;
@@ -309,7 +309,7 @@ static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, 
     return XD_OK;
 }
 
-/* Can the tree below a node match nothing? */
+/* Can the tree below a node match the empty string? */
 static bool xdi_pattern_is_empty(const xdi_pattern_parser *p, uint32_t index) {
     const xdi_pattern_node *node = &p->nodes[index];
     if (node->kind == XDI_PATTERN_SET) return false;
@@ -394,7 +394,7 @@ static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, 
 
 static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
 
-/* What stands between an operation that matches on its own and its target. */
+/* The operations between one that matches separately and its target. */
 static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
     uint32_t head, done;
     XD_TRY(xdi_pattern_emit(p, kind, &head));
@@ -405,7 +405,8 @@ static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind 
 }
 
 static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
-    uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
+    uint32_t split, jump,
+        chain = XDI_PATTERN_NONE; /* jumps to the end, each storing the index of the one before */
     for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
         XD_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
         XD_TRY(xdi_pattern_emit_node(p, child));
@@ -498,7 +499,7 @@ static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
     return XD_OK;
 }
 
-/* Marks the bytes that what a node matches can begin with; true when it can match nothing. */
+/* Marks the bytes that a match of a node can begin with; true when it can match the empty string. */
 static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint32_t bit) {
     const xdi_pattern_node *node = &p->nodes[index];
     uint32_t *first = p->pattern->first;
@@ -521,7 +522,7 @@ static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint3
     return any;
 }
 
-/* Each alternative at the top gets its own code and its own bit in the table of first bytes. */
+/* Each alternative at the top level gets separate code and a bit in the table of first bytes. */
 static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
     xdi_pattern *pattern = p->pattern;
     const uint32_t only = p->nodes[root].child;
@@ -541,7 +542,7 @@ static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
 
 static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     const size_t room =
-        p->bytes + 2; /* a character may bring four more by folding: five ranges a byte are enough */
+        p->bytes + 2; /* folding may add four characters to each: five ranges per byte are enough */
     p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
     p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
     p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
@@ -619,7 +620,7 @@ static bool xdi_pattern_has(const xdi_pattern *p, const xdi_pattern_set *set, ui
     return in != set->negated;
 }
 
-/* The longest run of a set's characters, at most max; *enough is where it reached min. False when it is
+/* The longest run of a set's characters, at most max; *enough is the offset where it reached min. False when it is
  * shorter. */
 static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, size_t *at, size_t *enough) {
     const xdi_pattern_set *set = &m->pattern->sets[op->set];
@@ -681,7 +682,7 @@ static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
     return XD_OK;
 }
 
-/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched tells whether there is
+/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched reports whether there is
  * one. Recursion: one level for each atomic group or look-ahead around the operation. */
 static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t *end, bool *matched) {
     const xdi_pattern_op *ops = m->pattern->ops;

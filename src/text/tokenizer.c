@@ -1,4 +1,4 @@
-/* The tokenizer object: tokens, merges, special tokens, and what files put into it. */
+/* The tokenizer object: tokens, merges, special tokens, and the functions that loaders build it with. */
 
 #include "text/internal.h"
 
@@ -8,7 +8,7 @@
 enum {
     XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
     XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
-    XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_ADDED = 512,       /* ... that is searched for at each offset of a text */
     XDI_TOKENIZER_MERGES = 1 << 23,  /* the largest files have half a million */
     XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
 };
@@ -38,7 +38,7 @@ static bool xdi_tokenizer_is_text(const xd_tokenizer *t, bool raw, int32_t id, c
     return length == bytes && memcmp(t->blob + at, text, bytes) == 0;
 }
 
-/* The slot of a text: its own or a free one; NULL when the table is made to be slow. */
+/* The slot of a text: the one that has it, or a free one; NULL when a hostile file made the table slow. */
 static xdi_slot *xdi_tokenizer_slot(const xd_tokenizer *t, bool raw, const uint8_t *text, size_t bytes) {
     xdi_slot *table = raw ? t->raws : t->pieces;
     const uint32_t hash = xdi_tokenizer_hash_bytes(text, bytes);
@@ -133,9 +133,9 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t);
 }
 
-/* The blob was sized by a loader's count. Should the count be wrong, a text is cut, but no memory is touched
- * that is not the blob's: behind it is room for a whole token. */
-/* Room in the blob for bytes that are about to be written; the caller has counted them. */
+/* The size of the blob comes from a loader's count. If that count is wrong, a text is truncated, but nothing outside the
+ * blob is written: after its end there is memory for a whole token. */
+/* Memory in the blob for bytes to be written; the caller has counted them. */
 static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
     const size_t at = t->blob_bytes, left = t->blob_capacity - at;
     XD_ASSERT(length <= left);
@@ -498,7 +498,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     return result;
 }
 
-/* Does a text hold a blank after something else? */
+/* Does a text contain a blank after another character? */
 static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     bool other = false;
     for (size_t i = 0; i < bytes;) {
@@ -510,7 +510,7 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     return false;
 }
 
-/* Without an unknown token a character may vanish, and what is beside it then meets across a cut. */
+/* Without an unknown token a character may be dropped, and its neighbours could then merge across a split. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
     t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
@@ -573,8 +573,8 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
- * same bytes the NORMAL one goes in. */
+/* The table by raw bytes; if the symbols are bytes it would equal the table by text. Of two tokens with the
+ * same bytes the NORMAL one is stored. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     if (t->byte_level) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
@@ -591,8 +591,8 @@ static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The same for the same tokens, merges and added tokens, in whatever order a file has them. Patterns went
- * into it when they were added. */
+/* A hash that is equal for equal tokens, merges and added tokens, in any order in the file. Patterns were
+ * hashed when they were added. */
 static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
     uint64_t hash = t->hash, sum = 0;
     for (int32_t id = 0; id < t->size; id++) {
@@ -630,7 +630,7 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     if (!t->merges)
-        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that a look-up is always legal */
     XD_TRY(xdi_tokenizer_normalize_added(t));
     for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
@@ -641,7 +641,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;

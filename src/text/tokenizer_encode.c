@@ -5,12 +5,12 @@
 
 #include <string.h>
 
-/* From text to ids: added tokens are cut out first, the rest is normalised, cut into pieces by the splits,
- * and each piece is merged. A cache remembers what short pieces became. */
+/* From text to ids: added tokens are taken out first, the text between them is normalised and split into pieces,
+ * and each piece is merged. A cache stores the tokens of short pieces. */
 
 enum {
     XDI_ENCODER_CACHED = 1 << 14, /* entries of one cache line each */
-    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is remembered */
+    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is cached */
     XDI_ENCODER_IDS = 7,          /* tokens of one */
     XDI_ENCODER_SHORT = 48        /* symbols up to which a plain search beats a heap */
 };
@@ -23,14 +23,14 @@ typedef struct xdi_cached {
     int32_t ids[XDI_ENCODER_IDS];
 } xdi_cached;
 
-/* A part of a piece that is one token so far. */
+/* A part of a piece that is currently one token. */
 typedef struct xdi_symbol {
     int32_t id;              /* -1: taken into the symbol before it */
     uint32_t previous, next; /* indexes; UINT32_MAX at the ends */
     uint32_t begin, end;     /* in the text */
 } xdi_symbol;
 
-/* A merge that was possible when it was found. */
+/* A candidate merge; it may have become impossible since it was found. */
 typedef struct xdi_candidate {
     int32_t rank;
     uint32_t at; /* the left symbol */
@@ -56,7 +56,7 @@ struct xd_encoder {
     uint8_t *roles; /* made when an encoding has special tokens around it */
     size_t role_capacity;
     bool parse_special, with_spans;
-    const uint8_t *text; /* the normalised text that is being cut, and its length */
+    const uint8_t *text; /* the normalised text that is being split, and its length */
     size_t length;
 };
 
@@ -105,7 +105,7 @@ static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, siz
 
 /* ---- tokens out ---- */
 
-/* Room for `more` tokens, and a few that a whole copy from the cache writes beyond. */
+/* Memory for `more` tokens, and for a few more that a fixed-size copy from the cache writes. */
 static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     const int64_t needed = e->count + (int64_t)more + XDI_ENCODER_IDS;
     if (needed <= e->capacity) return XD_OK;
@@ -120,7 +120,7 @@ static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
     return XD_OK;
 }
 
-/* One token of bytes [begin, end) of the current text; there is room. */
+/* Appends one token of bytes [begin, end) of the current text; the memory is there. */
 static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end) {
     e->ids[e->count] = id;
     e->spans[e->count].begin = (int64_t)begin;
@@ -129,7 +129,7 @@ static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end)
 
 /* ---- the cache ---- */
 
-/* The bytes of a short piece as three words; what lies behind them is cut off. */
+/* The bytes of a short piece as three words, without the bytes after it. */
 static void xdi_encoder_key(const xd_encoder *e, size_t begin, size_t bytes, uint64_t key[3]) {
     static const uint8_t mask[2 * XDI_ENCODER_KEY] = { 255, 255, 255, 255, 255, 255, 255, 255,
                                                        255, 255, 255, 255, 255, 255, 255, 255,
@@ -166,7 +166,7 @@ static bool xdi_encoder_recall(xd_encoder *e, const xdi_cached *c, const uint64_
     return true;
 }
 
-/* Remembers the tokens from `first` on, when they tile the piece. */
+/* Caches the tokens from `first` on, if they cover the piece without gap or overlap. */
 static void xdi_encoder_remember(const xd_encoder *e, xdi_cached *c, const uint64_t key[3], size_t begin,
                                  size_t bytes, int64_t first) {
     const int64_t count = e->count - first;
@@ -218,7 +218,7 @@ static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) 
     return count;
 }
 
-/* What a character without a token becomes: its bytes, the unknown token, or nothing. */
+/* The tokens of a character without a token: its bytes, the unknown token, or none. */
 static size_t xdi_encoder_unknown(xd_encoder *e, size_t count, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     bool bytes = t->byte_fallback;
@@ -253,15 +253,15 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     return count;
 }
 
-/* The merge of two neighbours: its rank, INT32_MAX when there is none, and what it makes. */
+/* The merge of two neighbours: its rank, INT32_MAX when there is none, and its result. */
 static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
     const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
 
-/* The lowest of count > 0 ranks, the leftmost among equals. Even and odd places take turns, so that a comparison need not
- * wait for the one before. */
+/* The lowest of count > 0 ranks, the leftmost among equals. Two minima, of even and of odd indices, so that a comparison
+ * need not wait for the one before. */
 static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     size_t even = 0, odd = count > 1 ? 1 : 0;
     for (size_t i = 2; i + 1 < count; i += 2) {
@@ -272,7 +272,7 @@ static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
     return ranks[odd] < ranks[even] || (ranks[odd] == ranks[even] && odd < even) ? odd : even;
 }
 
-/* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
+/* The lowest rank first, the leftmost among equals, by a scan of all pairs for each merge. */
 static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
     for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
@@ -362,7 +362,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t cou
     return XD_OK;
 }
 
-/* Merges symbols, all of which may be part of a merge, and puts out what is left. */
+/* Merges symbols, all of which may be part of a merge, and appends the resulting tokens. */
 static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
     if (count > XDI_ENCODER_SHORT)
         XD_TRY(xdi_encoder_merge_long(e, s, count, &count));
@@ -372,7 +372,7 @@ static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t coun
     return XD_OK;
 }
 
-/* Merges a piece that the cache does not know: what is between symbols of no merge, each by itself. */
+/* Merges a piece that is not in the cache: each run between symbols that are part of no merge, separately. */
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
@@ -407,8 +407,8 @@ static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
     return XD_OK;
 }
 
-/* A piece as the splits cut it; where no merge crosses a blank it may be cut before each, and words are in
- * the cache. */
+/* A piece from the splits; if no merge crosses a blank it is divided before each blank, so that the cache holds
+ * words. */
 static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
     if (!e->tokenizer->cuts_at_mark) return xdi_encoder_piece(e, begin, end);
     const uint8_t *text = e->text;
@@ -434,14 +434,14 @@ static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
 
 static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end);
 
-/* A piece of a split that goes on to the next one; empty pieces are nothing. */
+/* Passes a piece of a split to the next split; empty pieces are dropped. */
 static xd_result xdi_encoder_next(xd_encoder *e, int stage, size_t begin, size_t end) {
     if (begin >= end) return XD_OK;
     if (stage + 1 < e->tokenizer->split_count) return xdi_encoder_split(e, stage + 1, begin, end);
     return xdi_encoder_cut(e, begin, end);
 }
 
-/* What waits for its neighbour: the text from `at` on, SIZE_MAX for nothing. */
+/* Text that may be joined to its neighbour: from `at` on; SIZE_MAX: none. */
 typedef struct xdi_held {
     size_t at;
     bool match;
@@ -485,8 +485,8 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 
 /* ---- a text without added tokens ---- */
 
-/* Turns the places of the tokens from `first` on from the changed text into the original. Most lie in the run of
- * the one before, which is a shift where it is linear. */
+/* Converts the spans of the tokens from `first` on from the changed text to the original. Most are in the same run as
+ * the token before, which is a constant shift if the run is linear. */
 static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
     size_t run = 0;
     for (int64_t i = first; i < e->count; i++) {
@@ -568,7 +568,7 @@ static bool xdi_encoder_is_space(const xd_encoder *e, const uint8_t *at, const u
     return xdi_unicode_space_mask() >> category & 1u;
 }
 
-/* Does a token that must be a word of its own stand alone? Others always do. */
+/* Is a token that must be a single word surrounded by no word characters? True for all other tokens. */
 static bool xdi_encoder_is_apart(const xd_encoder *e, const xdi_added *added, const xdi_text_view *view,
                                  size_t begin, size_t end) {
     const uint8_t *text = view->bytes, *const stop = text + view->length;
@@ -639,8 +639,8 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
 
-/* Cuts added tokens out of a view and hands on what is between them: those of list 0 are matched in the text
- * as it was given, those of list 1 in the normalised text. `runs` has room for those of a part. */
+/* Takes added tokens out of a view and passes on the text between them: those of list 0 are matched in the original
+ * text, those of list 1 in the normalised text. `runs` has memory for the runs of a part. */
 static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view *view, xdi_text_run *runs) {
     size_t begin, end, run = 0;
     for (size_t at = 0; at < view->length; at = end) {
@@ -660,14 +660,14 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
 
 /* ---- around the text ---- */
 
-/* Puts out `count` special tokens of the place `at` of the text. */
+/* Appends `count` special tokens with an empty span at offset `at` of the text. */
 static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
     XD_TRY(xdi_encoder_reserve(e, (size_t)count));
     for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
     return XD_OK;
 }
 
-/* What the tokens are, once they are all there. */
+/* The roles of the tokens, when all of them are known. */
 static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     const xd_tokenizer *t = e->tokenizer;
     const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;

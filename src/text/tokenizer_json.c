@@ -11,7 +11,7 @@ typedef struct xdi_hf_loader {
     const xd_json *root, *model, *vocab, *merges, *added;
     xd_tokenizer *t;
     bool byte_level;     /* a pre-tokenizer spells bytes as characters, and so does the vocabulary */
-    bool finished_split; /* ... it has come: nothing may follow */
+    bool finished_split; /* ... it was found: nothing may follow */
     bool marks;          /* blanks are written as U+2581 */
     uint8_t *buffer;     /* of one spelling or one joined pair */
     size_t buffer_bytes;
@@ -331,7 +331,7 @@ static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const
     return XD_OK;
 }
 
-/* {"Sequence": {"id": "A"}}, the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
+/* {"Sequence": {"id": "A"}}: the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
 static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stage, const xd_json *piece,
                                            bool *behind) {
     const xd_json *text = xd_json_find(piece, "Sequence"), *token = xd_json_find(piece, "SpecialToken");
@@ -373,7 +373,7 @@ static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
     return XD_OK;
 }
 
-/* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
+/* ["[CLS]", id] before the text and ["[SEP]", id] after it. */
 static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
     XD_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
     return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
@@ -393,7 +393,7 @@ static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stag
         return XD_OK;
     }
     if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
-    if (l->t->before + l->t->behind > 0)            /* what the package makes of it has no meaning */
+    if (l->t->before + l->t->behind > 0)            /* the result of the reference has no meaning here */
         xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
     if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
     if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
@@ -455,7 +455,7 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item)) {
         length = 0;
         (void)xd_json_string(xd_json_find(item, "content"), &length);
-        *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
+        *bytes += 8 * length; /* once unchanged, and once more with memory to grow by normalisation */
         if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
     }
     XD_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));

@@ -25,12 +25,12 @@ static bool xdi_format_is_ranks(const xdi_tokenizer_file *file) {
 
 typedef struct xdi_tokenizer_format {
     const char *name;
-    bool has_pattern; /* of its own: the desc's preset and pattern are for others */
+    bool has_pattern; /* it has a pattern: the desc's preset and pattern are for other formats */
     bool (*is)(const xdi_tokenizer_file *file);
     xdi_tokenizer_loader load;
 } xdi_tokenizer_format;
 
-/* The first one that says yes. */
+/* The first format that recognises the file. */
 static const xdi_tokenizer_format xdi_tokenizer_formats[] = {
     { "Tekken file", true, xdi_format_is_tekken, xdi_tokenizer_load_tekken },
     { "tokenizer.json", true, xdi_format_is_json, xdi_tokenizer_load_json },
@@ -48,7 +48,7 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
     return format->load(ctx, file, d, out);
 }
 
-/* The first byte that is no white space tells JSON. */
+/* JSON is recognised by the first byte that is not white space. */
 static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd_json **root) {
     size_t at = 0;
     xd_json_desc limits;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Vocabularies as bytes with a rank each, merged by the rank of what two neighbours make together: the rank
+/* Vocabularies as bytes with a rank each, merged by the rank of the concatenation of two neighbours: the rank
  * files of tiktoken and the Tekken files of Mistral. */
 
 /* ---- base64 ---- */
@@ -210,8 +210,7 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     for (;;) {
         XD_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
         if (!found) return XD_OK;
-        if (length == 1 && *base64 == '=')
-            continue; /* no bytes: an id that is kept free, as Whisper's file has it */
+        if (length == 1 && *base64 == '=') continue; /* no bytes: an unused id, as in Whisper's file */
         XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
                    "rank file: line %lld is not base64", (long long)line);
         XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* SentencePiece models of type BPE: a protobuf of pieces with scores, and what the trainer and the normaliser
- * were told. Merges are by score: whichever two neighbours make the piece of the highest one. */
+/* SentencePiece models of type BPE: a protobuf of pieces with scores, and the settings of trainer and normaliser.
+ * Merges are by score: the two neighbours whose concatenation is the piece with the highest score. */
 
 /* ---- protobuf ---- */
 
@@ -239,8 +239,8 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     }
 }
 
-/* The control piece of a name, -1 when there is none: the package goes by the names too, and never looks at
- * the ids that stand beside them. */
+/* The control piece with a name, -1 when not found: the reference uses the names too, and ignores
+ * the ids in the same message. */
 static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
     const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
     return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;

@@ -1,14 +1,14 @@
-/* Text before it is split: normalisation and rewrites, with the place of every byte in the original. */
+/* Text before it is split: normalisation and rewrites, with the offset of every byte in the original. */
 
 #include "text/internal.h"
 
 #include <string.h>
 
-/* Text that changes on its way to the tokens, and where each byte of it comes from. */
+/* Text that rewrites change, and the original bytes of each of its bytes. */
 
 /* ---- buffers ---- */
 
-/* Room for `more` bytes and one more run. */
+/* Memory for `more` bytes and one more run. */
 static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
     if (t->length + more > t->capacity) {
         const size_t capacity = t->length + more + t->capacity / 2 + 64;
@@ -86,7 +86,7 @@ XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *cursor
 
 /* ---- writing ---- */
 
-/* Bytes [begin, end) of the input as they are. */
+/* Copies bytes [begin, end) of the input unchanged. */
 static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *in, size_t *run, size_t begin,
                                size_t end) {
     while (begin < end) {
@@ -100,7 +100,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
         *made = *r;
         made->at = (uint32_t)out->length;
         if (r->linear) made->from += (uint32_t)(begin - r->at);
-        /* What goes on where the last run ends needs no run of its own. */
+        /* Text that continues the last run extends it. */
         if (!last || !last->linear || !r->linear || made->from - last->from != made->at - last->at)
             out->run_count++;
         else
@@ -112,7 +112,7 @@ static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *
     return XD_OK;
 }
 
-/* New bytes in the place of `span` of the original. */
+/* Writes new bytes that replace `span` of the original. */
 static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
                               xd_token_span span) {
     if (length == 0) return XD_OK;
@@ -129,7 +129,7 @@ static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, siz
 
 /* ---- NFC and NFKC ---- */
 
-/* Decomposes one cluster into r->points; their number. Bytes that are no characters never come here. */
+/* Decomposes one cluster into r->points and returns their number. Bytes that are not UTF-8 never reach this. */
 static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                        const uint8_t *at, const uint8_t *end, size_t *count) {
     uint32_t point, one[XDI_UNICODE_LONGEST];
@@ -154,7 +154,7 @@ static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool c
     return XD_OK;
 }
 
-/* Writes a cluster of the input normalised: as new bytes, or as it was when nothing changed. */
+/* Writes a cluster of the input normalised: as new bytes, or as a copy when nothing changed. */
 static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                      const xdi_text_view *in, size_t *run, size_t begin, size_t end,
                                      xdi_text *out) {
@@ -169,7 +169,7 @@ static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool com
     return xdi_text_put(ctx, out, bytes, length, xdi_text_origin(in, run, begin, end));
 }
 
-/* The properties that a normalisation looks at. */
+/* The properties that a normalisation depends on. */
 static unsigned xdi_rewrite_flags(bool compat) {
     return XDI_UNICODE_JOINS | XDI_UNICODE_NFC | (compat ? (unsigned)XDI_UNICODE_NFKC : 0u);
 }
@@ -208,7 +208,7 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
 }
 
-/* Would normalisation leave the text alone? */
+/* Would normalisation leave the text unchanged? */
 static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_text_view *in) {
     const unsigned flags = xdi_rewrite_flags(compat);
     const uint8_t *at = in->bytes, *const end = at + in->length;
@@ -258,7 +258,7 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
     return XD_OK;
 }
 
-/* Does this rewrite leave the text as it is? Only what is cheap to see is seen. */
+/* Does this rewrite leave the text unchanged? Checks only what is cheap to check. */
 static bool xdi_rewrite_is_idle(const xd_tokenizer *t, const xdi_rewrite *w, const xdi_text_view *in) {
     if (in->length == 0) return true;
     if (w->kind == XDI_REWRITE_NFC || w->kind == XDI_REWRITE_NFKC)

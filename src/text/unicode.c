@@ -60,8 +60,8 @@ static bool xdi_unicode_recomposes(int pair) {
     return xdi_unicode_pairs[3 * pair] & 1u;
 }
 
-/* What a character decomposes into decides for it too. A first of a pair that is itself a pair has a lower
- * code point or no flags, so one pass is enough. */
+/* A character also gets the flags of the characters that it decomposes into. A first of a pair that is itself a pair has a
+ * lower code point or no flags, so one pass is enough. */
 static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
     for (int i = 0; i < XDI_UNICODE_COMPATS; i++) {
         const uint32_t first = xdi_unicode_pool[u->compat_points[XDI_UNICODE_COMPATS + i]];
@@ -72,7 +72,7 @@ static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
             (uint8_t)(flat[xdi_unicode_pairs[3 * i + 1]] & (XDI_UNICODE_NFKC | XDI_UNICODE_JOINS));
 }
 
-/* The code points whose distances the generated tables hold, and the flags of every code point. */
+/* The code points, which the generated tables store as distances, and the flags of every code point. */
 static void xdi_unicode_fill_normal(xdi_unicode *u, uint8_t *flat) {
     uint32_t point = 0, pool = 0;
     for (int i = 0; i < XDI_UNICODE_CLASSES; i++) {
@@ -283,7 +283,7 @@ static uint32_t xdi_unicode_pair(const xdi_unicode *u, uint32_t first, uint32_t 
 
 XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
     size_t starter = SIZE_MAX, kept = 0;
-    unsigned last = 0; /* class of the code point before, when it was kept after the starter */
+    unsigned last = 0; /* class of the code point before, when it stays after the starter */
     xdi_unicode_order(u, points, count, temp);
     for (size_t i = 0; i < count; i++) {
         const unsigned value = xdi_unicode_class(u, points[i]);
@@ -302,7 +302,7 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* ---- UTF-8 ---- */
 
-/* Is a byte that goes on a character? */
+/* Is this a continuation byte of a character? */
 static bool xdi_utf8_goes_on(uint8_t byte) {
     return (byte & 0xc0u) == 0x80u;
 }

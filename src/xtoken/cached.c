@@ -1,6 +1,6 @@
-/* CACHED: from a file of a teacher's likeliest tokens. The host reads J and a of as many tiles as there is room for,
- * and hands them to the device in one copy: all of them once a call where memory is the device's, else as many as stay
- * in the caches. */
+/* CACHED: from a file of a teacher's most probable tokens. The host reads J and a of several tiles
+ * and copies them to the device at once: on a GPU all tiles once a call, on a CPU as many as stay in the processor's
+ * caches. */
 
 #include "align/project.h"
 #include "teacher/internal.h"
@@ -9,11 +9,11 @@
 #include <math.h>
 #include <string.h>
 
-/* Entries that a CPU holds at once, as long as no single tile has more; and those of maps from teacher ids to lists, so
- * many words, that a tile has at most. */
+/* Entries that a CPU holds at once, unless a single tile has more; and the maximum number of words of a tile's maps from
+ * teacher ids to lists. */
 enum { XDI_XCACHED_ROOM = 16384, XDI_XCACHED_MAPS = 1 << 22 };
 
-/* Where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+/* Cache positions of all chunks, the same on every rank that shares the sequences. */
 typedef struct xdi_xcached_places {
     int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
     int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
@@ -24,14 +24,14 @@ typedef struct xdi_xcached_places {
     double *probabilities;
 } xdi_xcached_places;
 
-/* Memory of its own, as a cache's size is known in the call alone. */
+/* Allocated in the call, because only then the size of the cache is known. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
     xd_projection projection, copied; /* in memory of the device; what to free of it */
     int64_t tiles, room;              /* of the teacher; entries at once */
-    int64_t first, end;               /* tiles that are at hand */
+    int64_t first, end;               /* tiles that are loaded */
     int64_t width;                    /* tiles have so many offsets */
-    int64_t *begin;                   /* [tiles + 1] where the entries of a tile at hand begin */
+    int64_t *begin;                   /* [tiles + 1] where the entries of a loaded tile begin */
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
     double *target;                   /* [room] a */
     int32_t *ids;                     /* [room] J of one chunk after the other */
@@ -74,7 +74,7 @@ static void xdi_xcached_layout(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_x
     xdi_xtoken_own(term, a, &plan, sizeof plan);
 }
 
-/* Entries that a chunk can have at most. */
+/* Maximum number of entries of a chunk. */
 static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
     const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
@@ -126,7 +126,7 @@ static void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term
     p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
-/* The lists, and behind them what the host needs to make them. */
+/* The lists, followed by what the host needs to make them. */
 static bool xdi_xcached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     xd_arena *arena) {
     bool fits = true;
@@ -148,7 +148,7 @@ static xd_xtoken_lists xdi_xcached_lists(const xdi_xtoken_term *term, const xdi_
     return l;
 }
 
-/* The lists come first, where they are other memory than the host's. */
+/* The lists come first when they are in other memory than the host's. */
 static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                     int64_t longest, xd_arena *arena) {
     const xd_xtoken_lists lists = xdi_xcached_lists(term, h);
@@ -162,9 +162,9 @@ static bool xdi_xcached_layout_work(const xdi_xtoken *x, const xdi_xtoken_term *
     return fits;
 }
 
-/* ---- places in the cache ---- */
+/* ---- positions in the cache ---- */
 
-/* Every rank gets the places of all positions; it reads the cache by itself. */
+/* Every rank gets the cache positions of all rows and reads the cache itself. */
 static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                       const int64_t **all, int64_t *count) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -180,7 +180,7 @@ static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term
     return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
 }
 
-/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+/* Sorted by chunk and cache position, so that sums do not depend on which rank held which row. */
 static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                          xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
@@ -200,7 +200,7 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
     return XD_OK;
 }
 
-/* J and a of one chunk; returns how many entries. */
+/* J and a of one chunk; returns the number of entries. */
 static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                   int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cached.cache;
@@ -222,7 +222,7 @@ static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *te
     return count;
 }
 
-/* ---- tiles at hand ---- */
+/* ---- loaded tiles ---- */
 
 /* Tile `index` of all. */
 static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
@@ -242,8 +242,7 @@ static xd_result xdi_xcached_upload(const xdi_xtoken *x, const xdi_xcached *h) {
     return x->on_device ? xdi_xtoken_copy(x, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE) : XD_OK;
 }
 
-/* As many tiles from this one on, `index` of all, as there is room for go to the device, which is through with those
- * before. */
+/* Copies to the device as many tiles as fit, from tile `index` of all on; the device has finished the tiles before. */
 static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                    int64_t index, int64_t b, int64_t i) {
     if (index >= h->first && index < h->end) return XD_OK;
@@ -260,7 +259,7 @@ static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *t
     return xdi_xcached_upload(x, h);
 }
 
-/* Memory, of the host and of the device, and where positions are. */
+/* Host and device memory, and the cache positions. */
 static xd_result xdi_xcached_take(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     xd_arena host = xd_arena_over(NULL, 0), work = host;
     xd_result result = XD_OK;

@@ -1,4 +1,4 @@
-/* Cells: sums that go over rows and ranks, of the host and of the device. */
+/* Cells: sums over rows and ranks, in host and device memory. */
 
 #include "kernel/cells.h"
 #include "xtoken/internal.h"
@@ -27,7 +27,7 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
     return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
 }
 
-/* From the front: a double is half as wide. */
+/* From the front, in place: a double is half as wide as a cell. */
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm) {
     XD_TRY(xdi_xtoken_reduce(x, comm, cells, count));
     for (int64_t i = 0; i < count && x->fixed; i++) {
@@ -37,13 +37,13 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
     return XD_OK;
 }
 
-/* A GPU's are settled at once, as a launch costs more than memory. */
+/* On a GPU in a single step, because a launch costs more than memory. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count) {
     const int64_t steps = x->on_device ? 1 : 6;
     return x->fixed ? count / ((1 << steps) - 1) + 1 : 0;
 }
 
-/* A step is as long as what lies between its doubles and its cells, so that it writes over what was read before. */
+/* A step is as long as the gap between its doubles and its cells, so it overwrites only cells that were read before. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out) {
     int64_t step;

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* Averaging needs logits of one shape; else the teachers are summed. */
+/* Averaging needs logits of equal shape; else the teachers are summed. */
 static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
     for (int i = 0; i < d->teacher_count; i++)
         if (d->teachers[i].kind != XD_XTOKEN_SAME || d->teachers[i].logits.cols != d->teachers[0].logits.cols)
@@ -40,7 +40,7 @@ static bool xdi_xtoken_any(const xd_xtoken_desc *d, xd_xtoken_kind kind) {
     return false;
 }
 
-/* The defaults of what 0 has no meaning for; sizes that no teacher asks for are 1. */
+/* Defaults of fields where 0 has no meaning; sizes that no teacher needs are 1. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     xd_xtoken_desc d = *desc;
     if (d.sequences == 0) d.sequences = 1;
@@ -220,7 +220,7 @@ static xd_result xdi_xtoken_check_weights(xd_ctx *ctx, const xd_xtoken_desc *d) 
     return XD_OK;
 }
 
-/* With several teachers a row is read again after its gradient was written, and added to. */
+/* With several teachers a student row is read again after a gradient was written to it, and later ones are added. */
 static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
     const bool several = d->teacher_count > 1;
     if (!d->common.gradient.data) return XD_OK;

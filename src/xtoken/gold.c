@@ -5,13 +5,13 @@
 #include <math.h>
 #include <string.h>
 
-/* The exact map, where kernels read it. */
+/* The exact map, in memory that kernels read. */
 typedef struct xdi_gold {
     int32_t *pair, *other, *rest, *other_rest; /* lists */
-    int64_t tail;                              /* how long the tails are */
+    int64_t tail;                              /* length of the tails */
 } xdi_gold;
 
-/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+/* Are they ids of the vocabulary? Lists without partners ascend, so they have at most as many entries as there are
  * ids. */
 static xd_result xdi_gold_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
                                     int64_t size, bool ascending) {
@@ -95,7 +95,7 @@ static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* One chunk, which is all of its tile. */
+/* One chunk: its tile has no other. */
 typedef struct xdi_gold_chunk {
     const xdi_gold *g;
     xd_xtoken_rows student, teacher;
@@ -121,12 +121,12 @@ static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
     return XD_OK;
 }
 
-/* A list of the caller's on a CPU, where the lists are no other memory. */
+/* A list of the caller, used in place on a CPU. */
 static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
     return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
 }
 
-/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
+/* The KL of this shard's pairs in a cell, its derivative by alpha in u, and the most probable pair. */
 static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     xd_xtoken_pair_args a;
     memset(&a, 0, sizeof a);
@@ -147,8 +147,8 @@ static xd_result xdi_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.pair(&x->launch, &a);
 }
 
-/* The largest probabilities of this shard's ids without a partner, behind its likeliest pair, and of the teacher's. A
- * shorter list of this shard ends in -1, which is less than any probability. */
+/* The largest probabilities of this shard's ids without a partner, after its most probable pair, and of the teacher's. A
+ * shorter list of this shard is filled with -1, which is below any probability. */
 static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *c) {
     const xd_exact_map *map = term->teacher->gold.map;
     const int64_t k = c->g->tail;
@@ -174,8 +174,8 @@ static xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term
     return x->kernels->xtoken.tail(&x->launch, &t);
 }
 
-/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an entry is
- * ours. */
+/* Compares the tails and most probable pairs of all shards with the teacher's; u gets the derivative by alpha of this
+ * shard's entries. */
 static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
@@ -229,7 +229,7 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
     return xdi_gold_finish(x, &c);
 }
 
-/* Those of several ranks, or this rank's own, of all sequences. */
+/* Chunks that several ranks share, or those of this rank only, of all sequences. */
 static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
@@ -261,7 +261,7 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 
-/* In the order in which they ran: those of several ranks first. */
+/* In the order in which they ran: chunks of several ranks first. */
 static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     for (int together = 1; together >= 0; together--)
         for (int64_t b = 0; b < x->d.sequences; b++) {

@@ -5,24 +5,24 @@
 #include "loss/internal.h"
 #include "xtoken/xtoken.h"
 
-/* One driver for all kinds of teachers and all devices. What a call computes on lies in the memory of the context's
- * device, `work`; what the host makes for it are lists, which one copy brings there; what the host alone looks at is
- * `host`. On a CPU the three are one memory, and what would be copied is there already.
+/* One driver for all kinds of teachers and all devices. `work` is the memory of the context's device that kernels
+ * compute on; the lists that the host makes for them are copied there at once; `host` is memory that only the host
+ * reads. On a CPU the three are the same memory, and nothing is copied.
  *
- *   check   are the teacher's fields right, on this rank alone
- *   size    the largest of the blocks that teachers use in turn
- *   layout  the blocks that a teacher has to itself
- *   open    once a call, before the first exchange: what comes from other memory; on this rank alone
+ *   check   checks the teacher's fields, local
+ *   size    the maximum size of the blocks that teachers use one after the other
+ *   layout  the blocks that only this teacher uses
+ *   open    once a call, before the first exchange: allocates what is not in the workspace; local
  *   begin   once a call, when weights and chunks are known: what all passes use; collective
  *   fill    once a pass: the lists, before any kernel runs
- *   upload  the lists of all teachers go to the device
- *   run     once a pass: sums, divergences, and the gradient when the pass writes; the host does not wait
- *   tell    once a pass, when the chunks are back: what they add to the sums
+ *   upload  copies the lists of all teachers to the device
+ *   run     once a pass: sums, divergences, and the gradient when the pass writes it; the host does not wait
+ *   tell    once a pass, when the chunks are back on the host: adds them to the sums
  *   close   releases what open and begin took
  *
- * A term is a teacher during a call. A place is a chunk's number among those of its sequence that this rank works on; a
- * tile is so many places in a row. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced over
- * ranks, and settled into doubles.
+ * A term is a teacher during a call. A place is a chunk's index among the chunks of its sequence that this rank computes; a
+ * tile is a number of consecutive places. Cells are doubles or, in INVARIANT mode, xd_fixed: they are added to, reduced
+ * over ranks, and settled, which means converted to doubles.
  *
  * A new kind is a file with its xdi_xtoken_kind and a line in kinds.c. */
 
@@ -31,7 +31,7 @@ enum { XDI_XTOKEN_TILE_MAX = 65536 };
 typedef struct xdi_xtoken xdi_xtoken;
 typedef struct xdi_xtoken_term xdi_xtoken_term;
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
+/* Widths of the blocks that teachers use one after the other: the maximum of each. */
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
@@ -46,13 +46,13 @@ typedef struct xdi_xtoken_sizes {
     size_t matrix;
 } xdi_xtoken_sizes;
 
-/* Where blocks come from; false `fits` when one did not. */
+/* The source of blocks; `fits` is false when one did not fit. */
 typedef struct xdi_xtoken_arenas {
     xd_arena *lists, *host, *work;
     bool fits;
 } xdi_xtoken_arenas;
 
-/* What is special about a kind. */
+/* Properties of a kind. */
 enum {
     XDI_KIND_POSITIONS = 1,   /* it compares positions, not chunks */
     XDI_KIND_APART = 2,       /* its chunks are worked on without places */
@@ -61,7 +61,7 @@ enum {
     XDI_KIND_EVEN_COMPAT = 16 /* compat: neither the size of sample weights nor exact_only matters */
 };
 
-/* A kind of teachers. What it has no use for is NULL. */
+/* A kind of teachers. Steps that it does not need are NULL. */
 typedef struct xdi_xtoken_kind {
     int traits;
     xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
@@ -95,14 +95,14 @@ struct xdi_xtoken_term {
     xdi_xtoken_side student_rows, teacher_rows;
     xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
     int64_t chunk_count;     /* of these */
-    uint8_t *mask;           /* lists: [teacher rows] who has a say in J */
+    uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
     bool active;             /* takes part in KD */
     bool reads;              /* comes as logits */
     int64_t cell;            /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
-    void *own;               /* host: what its kind has of its own */
+    void *own;               /* host: private state of its kind */
 };
 
 /* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
@@ -116,7 +116,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's, from its first on. */
+/* A teacher's cells, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -125,7 +125,7 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* What the host looks at; [rows] of the student. */
+/* Memory that the host reads; [rows] of the student. */
 typedef struct xdi_xtoken_host {
     int64_t *argmax;
     double *log_probs;  /* of the labels */
@@ -136,7 +136,7 @@ typedef struct xdi_xtoken_host {
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
 
-/* What kernels work on: memory of the device. */
+/* Device memory that kernels work on. */
 typedef struct xdi_xtoken_work {
     double *lse, *lse_one; /* [rows] log-sum-exp at the temperature and at 1 */
     int64_t *argmax;       /* [rows] */
@@ -182,12 +182,12 @@ struct xdi_xtoken {
     bool on_device; /* its memory is not the host's */
     bool fixed;     /* INVARIANT: cells are xd_fixed */
     bool write;     /* this pass writes the gradient */
-    bool owner;     /* this rank tells what all ranks of sequence_comm know */
+    bool owner;     /* this rank reports what all ranks of sequence_comm know */
 };
 
-/* ---- teacher.c: a teacher's desc by itself ---- */
+/* ---- teacher.c: facts from a teacher's desc ---- */
 
-/* Does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+/* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
  * none. */
@@ -197,34 +197,34 @@ XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
 /* How many lists of n elements there is room for, at least 1. */
 XD_PRIVATE int64_t xdi_xtoken_fits(int64_t room, int64_t n);
-/* Is the projection, if any, of these two vocabularies, the teacher's by the name of what it comes from? */
+/* Checks that the projection, if any, is of these two vocabularies; errors name the source of the teacher's. */
 XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
                                                  int64_t size, const char *source);
 
 /* ---- cells.c: sums ---- */
 
-/* -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. These three are cells of
- * the host; join sums them over comm (NULL -> not at all) and leaves doubles. */
+/* -infinity is a legal term. NaN, and in INVARIANT mode a number that does not fit, makes the cell NaN. These three work on
+ * cells in host memory; join sums them over comm (NULL -> no sum) and converts them to doubles. */
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
-/* Bytes of a cell, and how many words of doubles it is. */
+/* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
-/* Adds up cells of any memory over one group; they stay what they are. */
+/* Adds up cells in any memory over one group; they remain cells. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
-/* The doubles of the first `count` of the given cells, before which there is room; the cells are spent. */
+/* Converts the first `count` cells to doubles, which are written to the memory before the cells and may overwrite them. */
 XD_PRIVATE xd_result xdi_xtoken_settle(const xdi_xtoken *x, double *cells, int64_t room, int64_t count,
                                        double **out);
-/* The room for `count` cells to be settled in a few steps, each twice as long as the one before. */
+/* The memory needed before `count` cells to settle them in a few steps, each twice as long as the one before. */
 XD_PRIVATE int64_t xdi_xtoken_settle_room(const xdi_xtoken *x, int64_t count);
 
-/* ---- share.c: chunks, who works on them, and tiles ---- */
+/* ---- share.c: chunks, the ranks that compute them, and tiles ---- */
 
-/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+/* Does the chunk count, and is it compared (a chunk that does not count may still be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
-/* The sample's weight; w_c; tau^2 / D; omega; and what one unit of d(c) adds to the whole loss. */
+/* The sample's weight; w_c; tau^2 / D; omega; and the factor of d(c) in the whole loss. */
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b);
 XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term);
@@ -235,12 +235,12 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon);
 
-/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which
- * all of them work on, then this rank's own; another's have none. Their sizes are known. Collective over
- * sequence_comm. */
+/* Assigns places to the chunks that are compared: first to those with tokens on several ranks of sequence_comm, which
+ * all ranks compute, then to those of this rank only; another rank's chunks have none. Their sizes are known. Collective
+ * over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+/* Does this rank add the chunk's results to the sums? Exactly one of the ranks that compute it does. */
 XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 
 /* Places [first, first + count) of sequence b; sums over rows are reduced over comm: NULL where they are complete. */
@@ -249,7 +249,7 @@ typedef struct xdi_xtoken_tile {
     xd_comm *comm;
 } xdi_xtoken_tile;
 
-/* How many tiles a sequence has, of chunks of several ranks and of all, the former first; and one of them. */
+/* The number of tiles of a sequence: of chunks of several ranks, which come first, and of all; and one of the tiles. */
 XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
 XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -259,15 +259,15 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
-/* What a chunk adds to the sums. */
+/* The contribution of a chunk to the sums. */
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
-/* Of all places in their order. */
+/* The same for all places in order. */
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term);
 
-/* ---- work.c: what kinds tell the kernels ---- */
+/* ---- work.c: kernel arguments ---- */
 
-/* A block of the host for term->own; `plan` instead while blocks are planned alone. */
+/* A block of host memory for term->own; `plan` instead while blocks are only planned. */
 XD_PRIVATE void *xdi_xtoken_own(xdi_xtoken_term *term, xdi_xtoken_arenas *a, void *plan, size_t bytes);
 /* Blocks, NULL while planning. */
 XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t size);
@@ -277,21 +277,21 @@ XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
-/* Labels of the caller where kernels can read them: there, or copied to the block. */
+/* The caller's labels in memory that kernels can read: in place, or copied to the block. */
 XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels, int64_t rows, void *block,
                                              xd_ids *out);
 
-/* Rows at work: the student's or a teacher's in a tile; `rows` and `places` are lists. */
+/* Rows of a tile: the student's or a teacher's; `rows` and `places` are lists. */
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_teacher_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                                   const xdi_xtoken_tile *tile);
-/* Where their gradient goes. */
+/* The rows' gradient. */
 XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xtoken_rows rows);
 
-/* Who has a say in J, in term->mask. */
+/* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
 /* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
@@ -313,27 +313,27 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_same_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_xcached_kind(void);
 XD_PRIVATE const xdi_xtoken_kind *xdi_likelihood_kind(void);
-/* kinds.c; NULL for a number that is none. */
+/* kinds.c; NULL for a number that is no kind. */
 XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 
 /* check.c: the desc with every default filled in, and the checks. */
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
-/* layout.c: the call before its first kernel: all but the memory, how much of it, and then the memory. */
+/* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
 XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
 XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
-/* Also behind a failure, when the device may still read what was launched. */
+/* Also after a failure, when kernels that were launched may still read the memory. */
 XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
- * who takes part: scores [teacher_count][2] over comm become means. */
+ * which take part: scores [teacher_count][2], summed over comm, become means. */
 XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                            xd_xtoken_score score, int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
-/* rows.c: statistics of rows: which count, and by how much their cross entropy does; the host waits for them where
+/* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if
  * there are labels. */
 XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x);
 

@@ -1,4 +1,4 @@
-/* The kinds of teachers: a new one is its file and a line here. */
+/* The kinds of teachers: a new kind is a file and a line here. */
 
 #include "xtoken/internal.h"
 

@@ -36,7 +36,7 @@ static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, in
     side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
 }
 
-/* What comes back is behind each other. */
+/* What is copied back to the host is contiguous. */
 static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
     const int64_t b = x->d.sequences, count = b * term->teacher->chunks;
     const bool positions = (term->kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -56,7 +56,7 @@ static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xt
     xdi_layout_side(x, term, term->teacher->logits.rows, &term->teacher_rows, a);
 }
 
-/* Every teacher's own blocks; the largest of those that they share. */
+/* The private blocks of every teacher, and the maximum size of the blocks that they share. */
 static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const bool scored = x->d.score != XD_XTOKEN_SCORE_NONE || x->d.mode == XD_XTOKEN_SELECT;
     x->terms = (xdi_xtoken_term *)xdi_arena_array(a->host, x->d.teacher_count, sizeof *x->terms, &a->fits);
@@ -70,7 +70,7 @@ static void xdi_layout_teachers(xdi_xtoken *x, xdi_xtoken_sizes *s, xdi_xtoken_a
     }
 }
 
-/* Statistics of rows: where memory is one, the host looks at what the device writes. */
+/* Statistics of rows: on a CPU the host reads the same memory that the kernels write. */
 static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->d.student.rows, away = x->on_device ? rows : 0;
     xdi_xtoken_host *h = &x->host;
@@ -96,7 +96,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     h->moments = (double *)xdi_arena_array(a->host, s->moments, XD_XTOKEN_MOMENTS * sizeof(double), &a->fits);
 }
 
-/* Cells, and before them room for their doubles. */
+/* Cells, preceded by memory for their doubles. */
 static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t rows = x->fixed ? x->d.student.rows : 0;
     const int64_t cells = xdi_xtoken_most(s->cells, rows) * xdi_xtoken_wide(x);
@@ -106,7 +106,7 @@ static void xdi_layout_cells(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoke
     if (x->work.cells) x->work.cells += x->room;
 }
 
-/* What teachers use in turn. */
+/* Blocks that teachers use one after the other. */
 static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken_arenas *a) {
     const int64_t ranks = x->vocab.ranks, k = s->tail;
     xdi_xtoken_work *w = &x->work;
@@ -125,7 +125,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     w->scratch = (float *)xdi_arena_array(a->work, s->scratch, sizeof(float), &a->fits);
 }
 
-/* Every block. On a CPU the arenas are one; with planning arenas this is the size query. */
+/* Every block. On a CPU all arenas are the same one; with planning arenas this is the size query. */
 static bool xdi_layout_all(xdi_xtoken *x, xdi_xtoken_arenas *a) {
     xdi_xtoken_sizes s;
     memset(&s, 0, sizeof s);

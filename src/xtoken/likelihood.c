@@ -1,14 +1,14 @@
-/* LIKELIHOOD: how likely each side finds a chunk as a whole. */
+/* LIKELIHOOD: the probability that each side gives to a chunk as a whole. */
 
 #include "xtoken/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
+/* Upper bound of log-likelihoods: ln(1 - e^l) then stays finite. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
 
-/* Log-likelihoods of chunks; the host's, but for the gradient. */
+/* Log-likelihoods of chunks; in host memory, except for the gradient. */
 typedef struct xdi_likelihood {
     double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
     double
@@ -38,12 +38,12 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
 
 /* ---- the two sums of every chunk ---- */
 
-/* The slot of a row's chunk when it is looked at, else -1. */
+/* The index of a row's chunk if that chunk is compared, else -1. */
 static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
-/* log softmax, at temperature 1, of the teacher's rows that are looked at, at their labels. */
+/* log softmax, at temperature 1, of the teacher's rows of compared chunks, at their labels. */
 static xd_result xdi_likelihood_begin(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     xdi_likelihood *h = (xdi_likelihood *)term->own;
@@ -80,17 +80,17 @@ static xd_result xdi_likelihood_sums(const xdi_xtoken *x, const xdi_xtoken_term 
 
 /* ---- chunks ---- */
 
-/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
+/* ln(1 - e^l) for l < 0, accurate on both sides of ln 1/2. */
 static double xdi_likelihood_complement(double l) {
     return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
 }
 
-/* p (a - b), 0 where p is: a may be -infinity there. */
+/* p (a - b), 0 where p is 0: a may be -infinity there. */
 static double xdi_likelihood_part(double p, double a, double b) {
     return p > 0.0 ? p * (a - b) : 0.0;
 }
 
-/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
+/* KL between Bernoulli distributions e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
  *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
 static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
     const bool floor = s > XDI_LIKELIHOOD_MOST;
@@ -120,7 +120,7 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* ---- a pass ---- */
 
-/* The rows that have a gradient, and by how much. */
+/* The rows that have a gradient, and its factors. */
 static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     h->count = 0;
     for (int64_t row = 0; row < x->d.student.rows; row++) {

@@ -5,11 +5,11 @@
 
 #include <string.h>
 
-/* What a teacher has to itself. */
+/* Private state of a teacher. */
 typedef struct xdi_projected {
     int64_t *given;                   /* lists: [B, 2k] J as it was given, and its places in the rows */
     xd_projection projection, copied; /* in memory of the device; what to free of it */
-    xd_xtoken_matrix matrix;          /* in the J at work */
+    xd_xtoken_matrix matrix;          /* in the current J */
     const int64_t *ids_in_rows;       /* J in the teacher's rows */
 } xdi_projected;
 
@@ -30,7 +30,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
     return matrix;
 }
 
-/* A desc whose workspace is asked for need not be right yet. */
+/* The size query may be called with a desc that is not valid yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->tile * term->k;
     const xd_projection *m = term->teacher->projected.projection;

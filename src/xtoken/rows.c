@@ -20,7 +20,7 @@ static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *
     return x->kernels->xtoken.row_logs(&x->launch, &a);
 }
 
-/* row_weight holds the log-sum-exps at temperature 1 on their way. */
+/* row_weight temporarily holds the log-sum-exps at temperature 1. */
 static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const xdi_xtoken_work *w = &x->work;
@@ -42,7 +42,7 @@ static xd_result xdi_xrows_stats(const xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* Does the row count, and how much? A label outside the vocabulary is found here. */
+/* Does the row count, and with what weight? A label outside the vocabulary is found here. */
 static double xdi_xrows_weight(xdi_xtoken *x, int64_t row) {
     const xd_loss_common *c = &x->d.common;
     const double weight = c->row_weight ? (double)c->row_weight[row] : 1.0;

@@ -9,7 +9,7 @@
 typedef struct xdi_same {
     int64_t *rows;  /* lists: [rows] */
     int64_t *all;   /* lists: [k] every id, where nothing is chosen */
-    int64_t *first; /* host: [B + 1] where those of a sequence begin */
+    int64_t *first; /* host: [B + 1] first of them of each sequence */
     bool chooses;
 } xdi_same;
 
@@ -71,7 +71,7 @@ static xd_result xdi_same_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* J of sequence b, and where every id is in it. */
+/* J of sequence b, and the index of every id in it. */
 static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                  const int64_t **ids) {
     const xdi_same *s = (const xdi_same *)term->own;
@@ -82,8 +82,8 @@ static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *ter
     return x->kernels->xtoken.slots(&x->launch, &a);
 }
 
-/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
- * `divisor` of them. */
+/* The teacher's columns J of the current rows, or the weighted sum over all teachers when their logits are averaged:
+ * `divisor` teachers. */
 static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_pick_args t,
                                   double *divisor) {
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
@@ -101,7 +101,7 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     return XD_OK;
 }
 
-/* The student's, from the ranks that own them. */
+/* The student's columns, from the ranks that own them. */
 static xd_result xdi_same_student(const xdi_xtoken *x, const xd_xtoken_pick_args *a) {
     XD_TRY(x->kernels->xtoken.pick(&x->launch, a));
     if (!x->vocab.tp) return XD_OK;

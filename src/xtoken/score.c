@@ -1,10 +1,10 @@
-/* Scores of teachers, and the weights made of them. */
+/* Scores of teachers, and the weights computed from them. */
 
 #include "xtoken/internal.h"
 
 #include <math.h>
 
-/* The weight of a row for this score, 0 where it has no say. */
+/* The weight of a row in this score, 0 where it does not count. */
 static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
                                int64_t row) {
     const xd_xtoken_teacher *t = term->teacher;
@@ -19,7 +19,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
-/* What a row's moments say, over the whole width of the model as the reference has it. */
+/* The score of a row from its moments, over all columns of the logits, padding included, as in the reference. */
 static double xdi_score_of(const double *m, xd_xtoken_score score) {
     const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
     if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;

@@ -1,7 +1,7 @@
-/* Which chunks of a teacher a rank works on, in what order, and what they weigh. A chunk whose tokens all lie on one
- * rank of the sequence is that rank's alone, and nothing of it is exchanged. The others (where positions lie in order,
- * one at each cut between two ranks) are worked on by all ranks together, before any of them turns to its own: so
- * nobody waits for another's. */
+/* Which chunks of a teacher a rank computes, in what order, and their weights. A chunk whose tokens are all on one
+ * rank of the sequence is computed by that rank only, without an exchange over the sequence. The other chunks (with
+ * contiguous intervals of positions, one at each boundary between two ranks) are computed by all ranks together, before
+ * any rank starts its private chunks: so no rank waits for another's private chunks. */
 
 #include "align/chunks.h"
 #include "xtoken/internal.h"
@@ -9,13 +9,13 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- what a chunk weighs ---- */
+/* ---- weight of a chunk ---- */
 
 XD_PRIVATE double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
     return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
 }
 
-/* Tokens on both sides, not masked, and exact where that is asked for. */
+/* Tokens on both sides, not masked, and exact if exact_only is set. */
 static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t at = b * t->chunks + c;
@@ -70,7 +70,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
 
 /* ---- places ---- */
 
-/* What becomes of a chunk, in term->place until its place is known. */
+/* How a chunk is computed: stored in term->place until its place is known. */
 enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
 
 static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
@@ -78,7 +78,7 @@ static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int6
         if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
 }
 
-/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
+/* Which rank computes each chunk, in term->place: this needs the number of ranks that have tokens of it. */
 static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t count = x->d.sequences * t->chunks;
@@ -99,7 +99,7 @@ static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-/* Gives the chunks of one kind their places from `next` on; returns the next one. */
+/* Assigns places from `next` on to the chunks of one sort; returns the next free place. */
 static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
     int64_t *order = term->order + b * term->teacher->chunks,
             *place = term->place + b * term->teacher->chunks;
@@ -185,7 +185,7 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
     return tile->b * term->teacher->chunks + tile->first;
 }
 
-/* ---- what comes of chunks ---- */
+/* ---- results of chunks ---- */
 
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;

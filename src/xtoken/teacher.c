@@ -1,4 +1,4 @@
-/* What a teacher's desc says by itself: whether it comes as logits, and how large its vocabulary and J are. */
+/* Facts that follow from a teacher's desc: whether it has logits, and the sizes of its vocabulary and J. */
 
 #include "teacher/internal.h"
 #include "xtoken/internal.h"

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Bytes that the chunks at work on a device may take; one chunk may take more. */
+/* Maximum bytes of the chunks computed together on a device; a single chunk may take more. */
 #define XDI_ULD_TILE_BYTES ((size_t)64 << 20)
 
 /* ---- checks ---- */
@@ -88,7 +88,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
 
 /* ---- lists ---- */
 
-/* What the host says of the whole sequence; one copy brings it to a device. */
+/* Lists of the whole sequence, made by the host; one copy moves them to a device. */
 typedef struct xdi_uld_lists {
     xd_uld_chunk *chunks;           /* those with two sides; they come back */
     int64_t *ids[XD_ULD_SIDES];     /* [rows] the token that a row predicts */
@@ -97,7 +97,7 @@ typedef struct xdi_uld_lists {
     int32_t *list[XD_ULD_SIDES];    /* [vocabulary] the other ids; NULL without matched ones */
 } xdi_uld_lists;
 
-/* What lies in memory of the device besides. */
+/* Other blocks of device memory. */
 typedef struct xdi_uld_work {
     double *parts[XD_ULD_SIDES], *scores[XD_ULD_SIDES];
     uint64_t *sorted[XD_ULD_SIDES], *spare[XD_ULD_SIDES];
@@ -111,7 +111,7 @@ typedef struct xdi_uld {
     xd_launch launch;
     xd_uld_desc d;
     const xd_uld_side *side[XD_ULD_SIDES];
-    int64_t chunks, tile;        /* with two sides; at work at a time */
+    int64_t chunks, tile;        /* with two sides; computed together */
     int64_t count[XD_ULD_SIDES]; /* ids that are sorted */
     xdi_uld_lists here, there;   /* the host's, and the device's */
     xdi_uld_work work;
@@ -150,7 +150,7 @@ static void xdi_uld_fill_chunk(const xdi_uld *x, const xd_aligned_chunk *c, int3
         x->here.owner[row] = number;
 }
 
-/* The ids of a side without the matched ones: these are marked in their own places first. */
+/* The ids of a side without the matched ids, which are marked at their index first. */
 static int64_t xdi_uld_fill_list(int32_t *list, int64_t vocabulary, const int64_t *matched, int32_t *pairs,
                                  int64_t count) {
     int64_t n = 0;
@@ -253,7 +253,7 @@ static xd_uld_args xdi_uld_args_of(const xdi_uld *x, int64_t first) {
     return a;
 }
 
-/* Statistics of the rows of chunks [first, first + count), neighbours together. */
+/* Statistics of the rows of chunks [first, first + count), adjacent chunks in one launch. */
 static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64_t count) {
     const xd_rows *logits = &x->side[which]->logits;
     const int64_t stride = logits->stride ? logits->stride : logits->cols;
@@ -329,8 +329,8 @@ static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     return xdi_uld_finish(x, below, out);
 }
 
-/* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
- * the host's. */
+/* With the lists in `here`: device memory has a copy of them before its work blocks. After a failure the device may
+ * still read the host's lists. */
 static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
     const bool near = x->kernels->device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);

@@ -8,14 +8,13 @@
  * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
  * compared. */
 
-/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+/* The distribution of a chunk of several tokens: that of one token times the probabilities of the
  * others. */
 typedef enum xd_uld_merge {
-    XD_ULD_BAYESIAN =
-        0,          /* the last token's distribution times the probabilities of those before it; row t - 1
-                            predicts token t */
-    XD_ULD_OBSERVED /* TRL's default: the first token's times the later ones', with row t taken for the
-                            prediction of token t, off by one; for parity */
+    /* The last token's distribution times the probabilities of the tokens before it; row t - 1 predicts token t. */
+    XD_ULD_BAYESIAN = 0,
+    XD_ULD_OBSERVED /* TRL's default: the first token's distribution times the later tokens' probabilities, with row t
+                       taken as the prediction of token t, which is off by one; for parity */
 } xd_uld_merge;
 
 /* One side of a sequence. */
@@ -29,11 +28,11 @@ typedef struct xd_uld_side {
 /* One sequence. */
 typedef struct xd_uld_desc {
     xd_uld_side student, teacher;
-    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    const xd_aligned_chunk *chunks; /* [chunk_count] chunks with an empty side are ignored */
     int64_t chunk_count;
     xd_uld_merge merge;
     /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
-     * TRL, the rest sorted. NULL: all of it sorted. */
+     * TRL, all other ids as sorted lists. NULL: all ids as sorted lists. */
     const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
     int64_t matched_count;
     double matched_weight, unmatched_weight;
@@ -44,22 +43,22 @@ typedef struct xd_uld_desc {
                               NULL -> none */
 } xd_uld_desc;
 
-/* What a sequence gave. */
+/* Results of one sequence. */
 typedef struct xd_uld_values {
     double loss;               /* scale (weights) times the two below, over the denominator */
-    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    double matched, unmatched; /* over the denominator; without matched ids everything is unmatched */
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
 /* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
- * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * matched ids and *out are host memory, and the call waits for the values. Equal logits are ranked by id.
  * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
- * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
- * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
- * Memory: twenty-odd bytes for each id of both vocabularies, on a CPU of a chunk for each thread of the context, on
- * a device of as many chunks as 64 MB are enough for.
+ * Local: one rank computes a whole sequence, so the distribution of sequences over ranks changes no bit, in any mode. The
+ * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
+ * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
+ * a GPU for as many chunks as 64 MB hold.
  * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
  * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 

@@ -1,4 +1,4 @@
-/* What kinds tell the kernels: blocks of the device, rows at work, the choice of columns, deltas and moments. */
+/* Kernel arguments that several kinds need: device blocks, rows of a tile, the choice of columns, deltas and moments. */
 
 #include "xtoken/internal.h"
 
@@ -38,7 +38,7 @@ XD_PRIVATE xd_result xdi_xtoken_bring_labels(const xdi_xtoken *x, xd_ids labels,
     return xdi_xtoken_copy(x, block, labels.data, (size_t)rows * size, XD_COPY_TO_DEVICE);
 }
 
-/* ---- rows at work ---- */
+/* ---- rows of a tile ---- */
 
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t *rows, const int64_t *places,
                                              int64_t count) {

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Everything up to the first exchange, on this rank alone. */
+/* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
     XD_TRY(xdi_xtoken_validate(ctx, &d));
@@ -17,7 +17,7 @@ static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi
     return XD_OK;
 }
 
-/* What rows add to the sums. */
+/* The contribution of rows to the sums. */
 static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     const xd_ids labels = x->d.common.labels;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
@@ -32,7 +32,7 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 
 /* ---- denominators and scores ---- */
 
-/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
+/* Chunks of every teacher and the ranks that compute them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
@@ -60,7 +60,7 @@ static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term 
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
 
-/* One value of the caller's, in memory of the device or of the host. */
+/* One value of the caller, in device or host memory. */
 static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void *from, size_t bytes) {
     if (x->kernels->memory.owns(x->ctx, from)) return xd_read(x->ctx, to, from, bytes);
     memcpy(to, from, bytes);
@@ -119,7 +119,7 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
 
 /* ---- passes ---- */
 
-/* Everything that the kernels of a pass are told of goes to the device. */
+/* Copies all lists that the kernels of a pass read to the device. */
 static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(x->terms[i].kind->fill(x, &x->terms[i]));
@@ -127,7 +127,7 @@ static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     return x->kernels->memory.fill(&x->launch, x->work.written, 0, (size_t)x->d.student.rows);
 }
 
-/* The chunks come back with their divergences, and add to the sums. */
+/* Copies the chunks with their divergences back and adds them to the sums. */
 static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
@@ -156,7 +156,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     return xdi_xtoken_take_home(x);
 }
 
-/* Where several ranks found something, all name what the first of them did. */
+/* When several ranks have a finding, all ranks report that of the first. */
 static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     xd_comm *comm = x->d.common.comm;
     const bool any = x->host.sums[XDI_XTOKEN_LABEL] != 0.0 || x->host.sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
@@ -171,7 +171,7 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
     return XD_OK;
 }
 
-/* The sums of a pass over all of comm. */
+/* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
@@ -212,7 +212,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     return v;
 }
 
-/* Adds what was found to the caller's status, or makes an error of it. */
+/* Adds the findings to the caller's status, or turns them into an error. */
 static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
     xd_status found = x->found, *status = x->d.common.status;
     found.label_out_of_range = (int64_t)x->host.sums[XDI_XTOKEN_LABEL];
@@ -256,7 +256,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
-/* Are the sizes such that the workspace can be computed? */
+/* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
     if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
         return false;

@@ -1,6 +1,6 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
+   The model and the training loop stay yours. This header provides what a distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
    or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
@@ -9,29 +9,29 @@
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
        #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   A program, but for its declarations and the check of results (XD_TRY):
+   A program, without its declarations and the checks of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this rank alone
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher
        loss.temperature = 2.0;
-       loss.common.gradient = loss.student;                   // over the student's logits: no extra memory
+       loss.common.gradient = loss.student;                   // overwrites the student's logits: no extra memory
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
-       xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
+       xd_optimizer_step(adamw, NULL, NULL);                  // updates your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
-             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; everything else is a run-time field of a
+             desc struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses
+             across tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other
+             trainers. Using what was left out is a compiler error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
-             rank. Ranks fail alike: no rank is left waiting for one that has refused.
-   ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
-             filled desc: xd_adamw_defaults and the like.
-   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
-             back ends" on what devices, transports and companions are made of; then the implementation. */
+   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the source position and
+             the rank. Ranks fail together: no rank is left waiting for one that has returned an error.
+   ZERO      A desc field of 0 means 0, or the default that its comment gives where 0 has no meaning. Recipes are functions
+             that return a filled desc, such as xd_adamw_defaults.
+   CONTENTS  search for ">>": each part starts with a marker. First what programs call, in the order in which they need it;
+             from "for back ends" on, what devices, transports and companion headers need; then the implementation. */
 
 /* Generated from src/xdistill.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */
@@ -39,17 +39,17 @@
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
-/* ---- for users, in the order in which they meet it ---- */
+/* ---- for users, in the order in which they need it ---- */
 
 /* Results and contexts. */
 /* >>base/config */
 
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
- * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
+ * so the implementation sets them when it comes first; if it comes too late, context.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
-#        define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#        define _DEFAULT_SOURCE /* for the hint about large pages; the library works without it */
 #    endif
 #endif
 
@@ -99,8 +99,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
- * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+/* Marks what the next minor version removes, and names the replacement: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. A macro cannot have an attribute: its comment says XD_DEPRECATED. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -113,7 +113,7 @@
 #    endif
 #endif
 
-/* A function of the declarations that a GPU calls too. */
+/* A function in the declarations that a GPU calls too. */
 #if defined(__CUDACC__)
 #    define XDI_ON_DEVICE __host__ __device__
 #else
@@ -125,7 +125,7 @@
 #    define XDI_X86 1
 #endif
 
-/* The vector kernels for any processor: on x86 hardly a machine runs them, so there they are compiled when asked for. */
+/* The vector kernels for any processor. Few x86 machines would run them, so on x86 they are compiled on request only. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif
@@ -136,8 +136,8 @@
 
 /* >>base/result */
 
-/* What went wrong, by kind; the message says what exactly. Errors found on one rank are agreed: every rank of the
- * group returns one (spec of the error classes: metadata, data, broken group). */
+/* What went wrong, by kind; the message has the details. The ranks agree on errors that one rank finds: every rank of the
+ * group returns one (there are three classes of errors: in metadata, in data, and a broken group). */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -173,10 +173,10 @@ typedef struct xd_error {
     const char *function;
     int rank;          /* world rank of this context */
     int culprit;       /* world rank that caused it; -1 when unknown or this rank itself */
-    char message[512]; /* what was got and what was expected, numbers included */
+    char message[512]; /* the value that was passed and the one expected, numbers included */
 } xd_error;
 
-/* "ERROR_SHAPE" and the like; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
+/* "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
 XD_API const char *xd_result_name(xd_result result);
 
 /* One line that explains the kind of error. A constant string. */
@@ -218,16 +218,16 @@ XD_API size_t xd_dtype_size(xd_dtype dtype);
 /* True for F16 BF16 F32 F64 and the 8-bit floats. */
 XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 
-/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
+/* Spelling used by safetensors ("BF16"); "NONE" for XD_DTYPE_NONE and values outside the enumeration. A constant string. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of XD_DTYPES. */
 XD_API xd_dtype xd_dtype_from_name(const char *name);
 
 /* >>base/half */
 
 /* Storage conversions. To a narrower type: round to nearest, ties to even; overflow gives infinity; NaN stays a quiet
- * NaN with its sign; subnormals are kept. Integer arithmetic only, so the bits are the same on every machine. */
+ * NaN with its sign; subnormals are preserved. Integer arithmetic only, so the bits are the same on every machine. */
 XD_API uint16_t xd_bf16_from_f32(float value);
 XD_API float xd_f32_from_bf16(uint16_t bits);
 XD_API uint16_t xd_f16_from_f32(float value);
@@ -236,7 +236,8 @@ XD_API float xd_f32_from_f16(uint16_t bits);
 /* Element `index` of an array of any arithmetic dtype, widened to double; exact except for I64 beyond 2^53. */
 XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index);
 
-/* Stores a double into element `index`: floats by way of f32 rounding once per narrowing, integers by truncation. */
+/* Stores a double into element `index`: F32 and F64 are rounded at most once, F16 and BF16 are rounded to f32 first and then
+ * again; integers are truncated. */
 XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value);
 
 /* >>base/memory */
@@ -248,14 +249,14 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
-/* Offset allocator over an opaque base. The bookkeeping stands outside the memory, so the base may be device memory.
- * With base NULL it is a planning run: every take succeeds and `peak` is the size to provide. Never grows. */
+/* Offset allocator over an opaque base. The bookkeeping is outside the memory, so the base may be device memory.
+ * With base NULL it is a planning run: every allocation succeeds and `peak` is the size to provide. Never grows. */
 typedef struct xd_arena {
     unsigned char *base; /* NULL -> planning run */
     size_t capacity;     /* bytes behind base; ignored when planning */
-    size_t used;         /* bytes taken, alignment included */
+    size_t used;         /* bytes allocated, alignment included */
     size_t peak;         /* high-water mark of used, to the byte */
-    bool sealed;         /* after xd_arena_seal every take fails */
+    bool sealed;         /* after xd_arena_seal every allocation fails */
 } xd_arena;
 
 #define XD_ARENA_ALIGNMENT 64 /* of every block: one cache line, enough for every vector load */
@@ -263,37 +264,37 @@ typedef struct xd_arena {
 /* An arena over capacity bytes at base; base NULL starts a planning run. Local, allocates nothing. */
 XD_API xd_arena xd_arena_over(void *base, size_t capacity);
 
-/* Takes bytes aligned to XD_ARENA_ALIGNMENT relative to base. *offset may be 0 bytes long. When planning, the offset
- * is still right and there is no memory behind it. False when the arena is full, sealed, or the size overflows;
- * the arena is then unchanged. */
+/* Allocates `bytes` bytes, which may be 0, at an offset from base that is a multiple of XD_ARENA_ALIGNMENT. When planning,
+ * the offset is right too, but there is no memory behind it. False when the arena is full or sealed, or the size
+ * overflows; the arena is then unchanged. */
 XD_API bool xd_arena_take(xd_arena *arena, size_t bytes, size_t *offset);
 
 /* As xd_arena_take, but gives the address; NULL when there is no room and always NULL when planning. */
 XD_API void *xd_arena_take_pointer(xd_arena *arena, size_t bytes);
 
-/* xd_arena_release(a, xd_arena_mark(a)) gives back everything taken in between. The peak stays. */
+/* xd_arena_release(arena, mark) frees everything allocated since mark = xd_arena_mark(arena). The peak stays. */
 XD_API size_t xd_arena_mark(const xd_arena *arena);
 XD_API void xd_arena_release(xd_arena *arena, size_t mark);
 
-/* No more takes: what is planned is all there is. */
+/* No more allocations: every later one fails. */
 XD_API void xd_arena_seal(xd_arena *arena);
 
 /* >>base/cpu */
 
 /* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
- * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
- * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
- * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
+ * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree within the bounds that their
+ * declarations state. So all ranks of a world must use one level; otherwise their first collective is a
+ * MISMATCH. Worlds of MPI and NCCL use the lowest level of their ranks from joining on. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0, /* the default: the highest level of this machine */
-    XD_CPU_PLAIN,    /* plain loops, double inside: the specification of the others, and slow */
-    XD_CPU_PORTABLE, /* f32 vectors as the compiler makes them, any processor; on x86 with XDISTILL_PORTABLE only */
-    XD_CPU_AVX2,       /* AVX2, FMA and F16C */
-    XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
+    XD_CPU_PLAIN,    /* plain loops that compute in double: slow; the specification of the other levels */
+    XD_CPU_PORTABLE, /* the compiler's own f32 vectors, for any processor; on x86 with XDISTILL_PORTABLE only */
+    XD_CPU_AVX2,     /* AVX2, FMA and F16C */
+    XD_CPU_AVX512,   /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
 
-/* Do this machine and this build have the level? Local, pure. */
+/* Whether this machine and this build have the level. Local, pure. */
 XD_API bool xd_cpu_supports(xd_cpu_level level);
 
 /* The highest level that this machine and this build have; PLAIN for an x86 without AVX2 in a build without
@@ -313,12 +314,12 @@ typedef enum xd_file_mode {
     XD_FILE_READ = 1, /* a file that exists, to be read */
     XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
     XD_FILE_EXISTING =
-        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
-                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+        3, /* a file that exists, to be written in place and read, by any number of writers at once; opening
+                           * changes neither its bytes nor its size; ENOENT when the name does not exist */
     XD_FILE_DIRECT =
-        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
-                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
-                           * as the file goes; what a file system cannot do so goes the usual way */
+        16 /* a flag, and only a hint: reads and writes are large and bypass the page cache. The caller
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, except that a read
+                           * ends at the end of the file; where the file system cannot do this, the cache is used */
 } xd_file_mode;
 
 #define XD_FILE_ALIGNMENT 4096
@@ -326,11 +327,11 @@ typedef enum xd_file_mode {
 /* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
  * `file` is whatever open stored.
  *
- * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
- * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
- * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
- * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
- * a writer that is aborted leaves its temporary file. The table grows at its end. */
+ * Without `open` every entry that is NULL is the POSIX one, so single entries may be replaced. With `open` the files are
+ * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
+ * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
+ * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
+ * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -357,10 +358,10 @@ typedef struct xd_files {
  * in any order and on any threads, and returns when all of them are done; an OpenMP loop over body is one. No piece waits
  * for another.
  *
- * Pieces are counted: of one that was run twice the second time does nothing, and one that was not run is made up for, so no
- * result is ever wrong by it. The call fails all the same, with STATE and the piece's number; where the context is one of
- * several ranks its next exchange with them fails instead, in the same call or a later one, so that all learn of it: this
- * rank gets STATE, the others PEER with its words, and nobody waits for a deadline. */
+ * Pieces are counted: a second run of a piece does nothing, and a piece that `run` left out is run afterwards, so results
+ * stay right. The call still fails, with STATE and the piece's number. Where the context is one of several ranks, its next
+ * exchange with them fails instead, in the same call or a later one: this rank gets STATE, the others PEER with its
+ * message, and no rank waits for a deadline. */
 typedef struct xd_parallel_for {
     void (*run)(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece), void *argument);
     void *user;
@@ -372,7 +373,7 @@ typedef struct xd_parallel_for {
  * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
-/* What the logger receives: the named level and everything graver. */
+/* What the logger receives: the named level and everything more severe. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -387,7 +388,7 @@ typedef struct xd_logger {
     void *user;
 } xd_logger;
 
-/* Monotonic seconds. Deadlines are measured with it, so a test can make an hour pass without sleeping. */
+/* Monotonic seconds. Deadlines are measured with it, so a test can let an hour pass without sleeping. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);
     void *user;
@@ -410,36 +411,36 @@ struct xd_kernels;
 typedef struct xd_ctx_desc {
     xd_allocator allocator;           /* zero -> malloc and free */
     xd_logger logger;                 /* zero -> silent */
-    xd_log_level log_level;           /* lines above it are dropped; 0 -> XD_LOG_WARN */
+    xd_log_level log_level;           /* less severe lines are dropped; 0 -> XD_LOG_WARN */
     xd_clock clock;                   /* zero -> CLOCK_MONOTONIC */
     xd_files files;                   /* zero -> POSIX files */
     xd_reduction reduction;           /* 0 -> XD_REDUCTION_DETERMINISTIC */
     double timeout_seconds;           /* deadline of one collective; 0 -> 60 */
     double init_timeout_seconds;      /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                         /* world rank, for messages; joining a world sets it */
-    xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    xd_cpu_level cpu;                 /* 0 -> the best of this machine; UNSUPPORTED if the machine lacks it */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
-    /* Cores for each call on a CPU, the caller's own among them: 0 -> 1, more must be asked for. The results have the same
-     * bits for any number, in every mode. A pool of threads - 1 threads is made with the context, each with a MB of
-     * memory of its own; they sleep when there is nothing to do and never spin, so an idle context takes no time from
-     * other threads of the program. Every rank has its own: ranks in one process take ranks x threads cores. */
+    /* Cores for each call on a CPU, the calling thread's core included; 0 -> 1. Results have the same bits for any number,
+     * in every mode. The context creates a pool of threads - 1 threads, each with 1 MB of private memory; they sleep when
+     * there is nothing to do and never spin, so an idle context takes no time from other threads of the program. Every
+     * rank has a pool: ranks in one process use ranks x threads cores. */
     int threads;
-    /* Runs the work on threads of the caller's instead, of which `threads` at a time get to work; no pool is made. Zero
-     * -> the pool. */
+    /* Runs the work on the caller's threads instead, at most `threads` of them at a time; no pool is created. Zero -> the
+     * pool. */
     xd_parallel_for parallel_for;
-    void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
+    void *stream; /* on which a device backend orders its work; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* XD_VERSION of the implementation that is linked. Pure. */
 XD_API int xd_version(void);
 
 /* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc is read during the call only; NULL -> all
- * defaults. The macro hands over the version of the declarations that the caller was compiled with.
+ * defaults. The macro passes the version of the declarations that the caller was compiled with.
  *
- * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
+ * Local. Errors, whose messages go to the desc's logger, since there is no context to ask: MISMATCH for declarations
  * of another major or minor version, ARGUMENT for negative or non-finite timeouts and for threads
- * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY also for threads that do not start. */
+ * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY, also when a thread does not start. */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
@@ -452,13 +453,13 @@ XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
 /* From now on this context's device work goes to this stream. Local. */
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
-/* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
+/* The last failure of this context; result is XD_OK when there was no failure. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
 /* Forgets the last failure. A broken world stays broken. */
 XD_API void xd_clear_error(xd_ctx *ctx);
 
-/* The "at" that the next error of this context reports as the caller's place; see XD_AT. */
+/* Sets the source position that the next error of this context reports as the caller's; returns ctx. See XD_AT. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */
@@ -466,7 +467,7 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* >>kernel/types */
 
-/* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
+/* What calls take and return besides plain arrays. With a GPU, the structs that hold results are in its memory. */
 
 /* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
@@ -476,32 +477,32 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
- * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
+/* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them in place, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
-    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others with DTYPE */
 } xd_ids;
 
-/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
- * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
+/* First data error of an operation and the number of errors of each kind. In memory of the tensors' device; sent along
+ * with the losses' own exchanges, so that all ranks agree. All zero: no error. */
 typedef struct xd_status {
     int64_t label_out_of_range; /* rows */
     int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
     int64_t nothing_counted;    /* losses whose denominator was zero */
-    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
-    int64_t first_row;          /* row of the first finding, global where the operation knows it */
+    int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
+    int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
- * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+ * them and for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
-/* `rows` rows of `columns` elements, one behind the other. Pure. */
+/* `rows` rows of `columns` elements, back to back. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
+/* Ids of a dtype as a value, for languages without struct initialisers; data NULL -> no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -512,8 +513,8 @@ static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
- * ones at least as wide, as for labels of 32 bits. Local; on a GPU nothing waits. Errors, nothing written: DTYPE for other
- * pairs, ARGUMENT for a negative count. */
+ * integers at least as wide, for example labels of 32 bits to 64. Local; does not wait for a GPU. Errors, with nothing
+ * written: DTYPE for other pairs, ARGUMENT for a negative count. */
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 
@@ -525,7 +526,7 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+/* Gradient leaves in one rank's part of a sum: the step has `total` leaves (micro-batches) and this
  * rank owns [first, first + count). total 0 -> no leaves given.
  *
  * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
@@ -536,11 +537,11 @@ typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* The label of rows that do not count, where has_ignore_index does not say another. */
+/* The label of rows that do not count, unless has_ignore_index selects another. */
 #define XD_IGNORE_INDEX (-100)
 
 /* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+ * is not 0; an array that is not given excludes nothing. A counted position has weight 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     xd_ids labels;         /* [count] or none */
@@ -567,15 +568,16 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+/* Values and status of a loss together, for programs on a GPU: one allocation of its memory, all zero before the step, and
+ * one read.
  *
  *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
  *     desc.common.status = &there->status;
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
- * was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so set it to zero once it has
+ * been read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -590,7 +592,7 @@ typedef enum xd_divergence {
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* What becomes of the probability outside the k ids. */
+/* What happens to the probability outside the k ids. */
 typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
@@ -609,30 +611,30 @@ typedef enum xd_norm_type {
 typedef enum xd_clip_form {
     XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiplies even by 1 */
 } xd_clip_form;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
- * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
- * every split. */
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a multiple of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, whose result depends
+ * neither on their order nor on how the array is split. */
 #define XD_NORM_LIMBS 20
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
     double
-        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
-                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
+        sum; /* of |x|^p, unused when exact: in array order, or in vector lanes where the CPU level has them; BF16
+                 * may use f32 lanes, with a relative error of at most 2^-19 */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carries propagated, so that 2^31 ranks can be added */
 } xd_norm_sum;
 
-/* Most dimensions of a tensor. */
+/* Maximum number of dimensions of a tensor. */
 #define XD_DIMS_MAX 8
 
 /* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+ * that are contiguous on both sides are folded, so a contiguous block has ndim 1 and strides 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -642,9 +644,8 @@ typedef struct xd_copy {
 /* How every kernel is called. */
 typedef struct xd_launch {
     xd_ctx *ctx;
-    void *stream; /* NULL on the CPU */
-    void *
-        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
+    void *stream;    /* NULL on the CPU */
+    void *workspace; /* device memory for the operation's partial results; size from its _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;
@@ -661,40 +662,43 @@ typedef struct xd_cuda xd_cuda;
 typedef struct xd_cuda_desc {
     xd_allocator
         allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
-    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
-     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
-     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
-     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
+    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Applies to rows of more than
+     * 2048 columns that are aligned to 16 bytes and fit, where one rank has the whole vocabulary; other rows, and all in
+     * INVARIANT mode, take the usual path. Needs compute capability 9.0 and a build for it, else there is a warning in
+     * the log. Values agree with the other path's within the bounds of the CPU's. Default: off, not yet measured on a
+     * GPU. */
     bool cluster;
-    /* Matrix products, those of heads above all, by NVIDIA's cuBLASLt, which xd_cuda_create loads: its path or name; ""
-     * -> the name for the toolkit of the build (libcublasLt.so.13). It takes products whose sides are both F32 or both
-     * BF16, and where bf16 is asked for (xd_matmul_args, xd_head_loss_desc) any two: sides in F32 are rounded into memory
-     * of this context first, in pieces if need be. Sides without a stride of 1, empty products, what it has nothing for,
-     * and all in INVARIANT mode are the unit's own kernel's. Keeps 128 MiB of device memory. One build, library and kind
-     * of GPU give the same bits on every run; unlike the unit's, they depend on the whole shape, the strides and the
-     * addresses' alignment up to 16 bytes. Run a shape once before a graph captures it, since the library may load
-     * kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major version than the build's
-     * header, or there was no cublasLt.h at the build. Default: NULL, no library; no GPU has measured it. */
+    /* Path or name of NVIDIA's cuBLASLt, which xd_cuda_create then loads for matrix products, mainly those of heads; ""
+     * -> the name for the toolkit of the build (libcublasLt.so.13). It computes products whose operands are both F32 or
+     * both BF16, and, where bf16 is requested (xd_matmul_args, xd_head_loss_desc), any two: F32 operands are rounded into
+     * memory of this context first, in blocks if need be. The unit's own kernel computes operands without a stride of 1,
+     * empty products, products that the library has no algorithm for, and all in INVARIANT mode. Holds 128 MiB of device
+     * memory. One build, library and GPU model give the same bits on every run; unlike the unit's, these bits depend on the
+     * whole shape, the strides and the addresses' alignment up to 16 bytes. Run a shape once before a graph captures it,
+     * since the library may load kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major
+     * version than the build's header, or the build had no cublasLt.h. Default: NULL, no library; not yet measured on a
+     * GPU. */
     const char *cublas;
 } xd_cuda_desc;
 
 /* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
- * every pointer to elements, statistics, results and findings is a device address from now on; descs and
+ * every pointer to elements, statistics, results and statuses is a device address from now on; descs and
  * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
- * would bring faster ones.
+ * would give faster kernels.
  *
  *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
  *   desc   read during the call; NULL -> defaults
  *
- * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
+ * Local. Waits for the device; xd_cuda_destroy does too. Between the two, losses and optimizers wait for nothing
  * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
- * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
- * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
- * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
- * and selections allocate device memory in each call. The thread's current device is the same
- * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
+ * step can be captured into a graph; the device memory it points to must then not move. Optimizers and averages
+ * store the list of their arrays on the device, and only its changes are copied there; once a graph reads such a list it
+ * does not change any more, and steps over other arrays pass theirs as kernel arguments, in more launches. xd_row_stats
+ * and the functions declared with it, and top-k selections, allocate device memory in each call. The thread's current
+ * device is the same after every call. Work on two streams at once needs two contexts. Ranks of one process may share a
+ * GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's own
- * text, as when this build has no code for the GPU). */
+ * text, for example when this build has no code for the GPU). */
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
 
 /* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
@@ -711,29 +715,29 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda);
  * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
  * it was made with.
  *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
- * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
- * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
- * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
- * message. After either the group goes on.
+ * Every call below is collective over the group unless its comment says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. Differences are found before
+ * data moves: every rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the
+ * group. A rank whose own arguments are wrong returns that error and the others PEER with its message. After
+ * either error the group can still be used.
  *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
- * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
- * with all groups that were split from the same world: every later call returns PEER at once with the
- * culprit's name.
+ * No call waits longer than xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world).
+ * When a rank does not arrive the others return TIMEOUT, when it has left they return PEER; then the group is
+ * broken, with all groups that were split from the same world: every later call returns PEER at once, naming
+ * the culprit.
  *
  * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
- * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
- * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * except when the group breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's block of the long one;
  * no other overlap.
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
- * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
- * only: UNSUPPORTED for other. */
+ * the ranks, no call waits for the device, and the bits are those of host memory. In a world of threads the kernels of
+ * each rank read the memory of the others, so ranks on different GPUs need peer access between them. MPI moves host
+ * memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
+/* What a collective does. AGREE and SPLIT have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -749,9 +753,9 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
- * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
- * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
+/* The one struct that describes every collective: one function checks, counts and traces it and injects faults,
+ * then passes it to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> blocks lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
@@ -764,8 +768,8 @@ typedef struct xd_collective {
     xd_dtype dtype;
     xd_reduce_op op;
     int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
-     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, its nodes back to back, each of the whole extent,
+     * and the sum follows the canonical tree. Required for floating-point sums in INVARIANT mode. */
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
@@ -774,8 +778,8 @@ typedef struct xd_collective {
 /* What one handle has moved so far. */
 typedef struct xd_comm_counters {
     uint64_t calls;      /* collectives completed */
-    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
-    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
+    uint64_t bytes_sent; /* payload bytes from this rank to other ranks; what stays local does not count */
+    uint64_t bytes_received; /* payload bytes from other ranks */
 } xd_comm_counters;
 
 /* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
@@ -789,12 +793,12 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
+ * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
- * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
- * error does it for you. */
+/* This rank leaves the world for good: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. Called for a rank function that
+ * returns an error. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
 /* Returns on every rank after every rank has called. */
@@ -804,13 +808,13 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 /* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op);
-/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
+/* send holds sum(counts) elements; this rank receives block `rank`, counts[rank] elements. */
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
+/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
-/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
+/* send_counts[r] elements go to rank r, recv_counts[r] come from it; blocks lie in rank order on both sides. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
 /* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
@@ -818,41 +822,42 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
                            int root);
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
- * `from` is itself wrong there is nobody to tell. */
+/* Two ranks only. A send returns when the receiver has the data. Not ordered with respect to collectives of
+ * other ranks. A rank whose own arguments are wrong still waits for the other one, to report the error to it,
+ * unless `to` or `from` itself is wrong. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
- * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
- * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
+/* Agrees on a result: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back, and the others get PEER with the number of the lowest such rank and its
+ * message. Call it after work that can fail on one rank alone (files, memory), before any rank communicates
+ * again. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+/* As MPI_Comm_split: ranks with the same color form a group, ordered by (key, rank). color < 0 -> no group, *out
  * = NULL. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
- * an error, or returns while others wait for it, makes their calls return PEER. */
+/* What each rank of xd_run_threads runs. The runner owns world and its context. When a rank returns an error,
+ * or returns while others wait for it, their calls return PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all of them.
  *
  *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
  *           thread-safe.
- *   error   when not NULL: the error behind the result, the culprit's own where one is known
+ *   error   when not NULL: receives the error behind the result, the culprit's own where it is known
  *
  * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
- * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+ * thread. Further errors: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
- * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+/* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
+ * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
  * local; joining is collective and waits at most init_timeout_seconds. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
@@ -861,9 +866,9 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
 /* >>comm/leaves */
 
-/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
- * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the
- * number of leaves a rank has. Belongs to its context. */
+/* Accumulates one rank's gradient leaves in the order of the canonical tree of xd_leaves: a stack on
+ * which neighbouring nodes of equal size that form an aligned block are merged. With a plain running sum the bits
+ * would depend on the number of leaves of a rank. Belongs to its context. */
 typedef struct xd_leaf_stack xd_leaf_stack;
 
 /* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2
@@ -871,15 +876,15 @@ typedef struct xd_leaf_stack xd_leaf_stack;
  * MEMORY. */
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
 
-/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are
- * there. */
+/* Adds the next leaf, [elements], which is copied. Local, allocates nothing. Errors: STATE when all leaves have
+ * been added. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
-/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every
- * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
+/* The forest so far, [nodes, elements] in the order of the leaves: once all leaves have been added, pass it as
+ * xd_collective.send. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
-/* Forgets all leaves: the next step begins. NULL is fine. */
+/* Removes all leaves, for the next step. NULL is fine. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
 /* Frees the stack. NULL is fine. */
@@ -887,9 +892,9 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* >>comm/topology */
 
-/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
- * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
- * group a mesh is made over.
+/* How ranks are arranged: named axes over a list of ranks. Pure metadata: no call here communicates, so any
+ * topology can be computed and tested on one machine for any number of ranks. A rank is an index into the
+ * group that a mesh is made over.
  *
  * Row-major: the last axis varies fastest. The rank at coordinate c is
  *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
@@ -899,11 +904,11 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* One named axis of a mesh. */
 typedef struct xd_axis {
-    const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
-    int size;         /* -1 on at most one axis -> what the other axes leave of the world */
+    const char *name; /* NULL -> no name; either all axes of a mesh have a name or none has */
+    int size;         /* -1, on at most one axis -> ranks of the world / product of the other sizes */
 } xd_axis;
 
-/* A value; copies share `ranks`, which the owner of the topology keeps alive. */
+/* A plain value; copies share `ranks`, which must outlive them. */
 typedef struct xd_topology {
     int axis_count; /* 0 -> no mesh at all (see xd_topology_from_config) */
     int size[XD_MESH_AXES_MAX];
@@ -917,18 +922,18 @@ typedef struct xd_topology_desc {
     const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
     int axis_count;
     const char
-        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); the axes then come
-                        * in any order, and one of size 1 that is left out becomes the slowest. NULL -> none */
-    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> all of the world in order */
+        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); `axes` may then be
+                        * in any order, and an axis of size 1 that `order` leaves out becomes the slowest. NULL -> none */
+    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> the whole world in order */
     int rank_count;
     int world_size; /* required */
 } xd_topology_desc;
 
 /* Axes over a world of world_size ranks. Borrows desc->ranks. Pure.
  *
- * Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks; an order with a name that is unknown or
- * repeated, one that leaves out an axis above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the sizes do not multiply
- * to the number of ranks, or do not divide it for -1). */
+ * Errors: ARGUMENT (names, sizes, two axes of size -1, repeated or unknown ranks; an order in which a name is unknown or
+ * repeated, that leaves out an axis of size above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the product of the
+ * sizes is not the number of ranks, or, with a size of -1, does not divide it). */
 XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out);
 
 /* What happens over the data axis in the configuration form. */
@@ -943,11 +948,11 @@ typedef struct xd_parallelism {
     xd_data_parallel data; /* what happens over dp */
     int tensor;            /* 0 -> 1 */
     int domain;            /* 0 -> 1 */
-    bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
+    bool replicas;         /* allow data NONE with dp > 1: replicas that never communicate */
 } xd_parallelism;
 
-/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
- * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+/* Has the active axes only: dp when data is not NONE or dp > 1 (even of size 1, beside another axis), tp and
+ * domain when > 1. Without an active axis, or with a single one of size 1, there is no mesh: axis_count is 0.
  * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
  * `replicas`). */
 XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
@@ -963,7 +968,7 @@ typedef struct xd_expert_desc {
     const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
 } xd_expert_desc;
 
-/* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
+/* The axes of dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); of expert: tp=expert_tp cp=1 ep dp pp with
  * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
  * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
  * of the two grids differ). */
@@ -974,7 +979,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
 typedef struct xd_unflatten_desc {
     const char *axis; /* required; the one to split */
     const xd_axis
-        *parts; /* required; [part_count], slowest first; their sizes multiply to that of the axis */
+        *parts; /* required; [part_count], slowest first; the product of their sizes is that of the axis */
     int part_count;
 } xd_unflatten_desc;
 
@@ -983,7 +988,7 @@ typedef struct xd_unflatten_desc {
 XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
                                        const xd_unflatten_desc *desc, xd_topology *out);
 
-/* Index of the axis of that name; -1 when there is none. */
+/* Index of the axis of that name; -1 for an unknown name. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 
 /* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
@@ -991,14 +996,14 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                   unsigned *mask);
 
-/* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
+/* Rank at a coordinate, and the inverse: false when the rank is not a member (coordinate is then untouched). */
 XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
 XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
 
 /* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
  * row-major order.
  *
- *   ranks        [rank_count]: group after group
+ *   ranks        [rank_count], the groups back to back
  *   group_size   ranks in each group
  *
  * Errors: as xd_topology_axes. */
@@ -1011,17 +1016,17 @@ XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int
 /* Same axes, names and rank list. */
 XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b);
 
-/* 64-bit FNV-1a, continued from seed (0 starts), and the hash of a topology that ranks compare. */
+/* 64-bit FNV-1a, continued from seed (0 to start), and the hash of a topology by which ranks compare theirs. */
 XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
 XD_API uint64_t xd_topology_hash(const xd_topology *topology);
 
 /* >>comm/mesh */
 
-/* Named axes over the ranks of a world, with a communicator for every axis and set of axes that is asked for.
+/* Named axes over the ranks of a world, with a communicator for every axis, and for sets of axes on request.
  *
- * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a
- * partition of the ranks that was once made into groups is never made twice. A mesh refers to its world,
- * which must outlive it; meshes may be destroyed in any order. */
+ * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: the groups
+ * of one partition of the ranks are created only once. A mesh refers to its world, which must outlive it;
+ * meshes may be destroyed in any order. */
 typedef struct xd_mesh xd_mesh;
 
 /* What to build a mesh from. Read during the call only. */
@@ -1029,23 +1034,22 @@ typedef struct xd_mesh_desc {
     xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
     const int *ranks; /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
     int rank_count;
-    int world_size;              /* what the sizes must multiply to; 0 -> no such check */
-    const xd_topology *topology; /* instead of axes and ranks; NULL -> use those */
+    int world_size;              /* required product of the sizes; 0 -> not checked */
+    const xd_topology *topology; /* instead of axes and ranks; NULL -> axes and ranks */
     xd_mesh *share; /* another mesh over the same world, whose communicators are used too; may be NULL */
 } xd_mesh_desc;
 
-/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job
- * or not.
+/* Creates a mesh. desc is read during the call only; ranks are those of `world`, even where that is only a part
+ * of the job.
  *
- * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single
- * axes made, axes left to right. The mesh that spans the world in order uses the world's communicator, an
- * axis of size 1 needs none of its own.
+ * Collective over the world, ranks outside the mesh included: the ranks compare their descs and create the groups
+ * of the single axes, from left to right. A mesh that spans the world in order uses the world's communicator; an
+ * axis of size 1 needs no communicator of its own.
  * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of
- * another world), MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on
- * failure. */
+ * another world), MISMATCH naming the ranks whose desc differs, MEMORY. *out is untouched on failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
 
-/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table goes. */
+/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table is destroyed. */
 XD_API void xd_mesh_destroy(xd_mesh *mesh);
 
 /* Local facts. A derived mesh's topology lists its own axes and ranks. */
@@ -1058,8 +1062,8 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
-/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not
- * matter, the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
+/* The communicator over the named axes that contains this rank: "tp", "dp,cp" (the order inside the list does
+ * not matter; the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
  * axis of a one-axis mesh.
  *
  * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the
@@ -1067,16 +1071,16 @@ XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *s
  * The mesh owns the communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
-/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are
- * resolved even when `mesh` is itself a slice. Flattened names may be used. Local.
+/* The sub-mesh of the named axes that contains this rank, in the order of the root mesh. Names are those of the
+ * root, even when `mesh` is itself a slice; names given by xd_mesh_flatten may be used. Local.
  * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member),
  * MEMORY. */
 XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
 
 /* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and
- * groups later. name NULL -> the names joined with '_'. The same name again must mean the same axes; the name
- * of a root axis only itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH,
- * MEMORY. */
+ * groups later. name NULL -> the names joined with '_'. A name that is used again must mean the same axes, and
+ * the name of a root axis only that axis. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE,
+ * MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
 
 /* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
@@ -1084,7 +1088,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
+ * Errors: ARGUMENT (different roots, overlapping, not ascending), MEMORY. */
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.
@@ -1100,13 +1104,13 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
- * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
- * that the common part of two of them always fits. */
+/* A region is a product of interval lists, one per dimension: the indices of a tensor that a rank holds. Its elements
+ * are stored densely in ascending order of the indices, last dimension fastest. Layouts have at most
+ * XD_LAYOUT_INTERVALS_MAX intervals per dimension, so that the intersection of two regions always fits. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
-/* A product of interval lists, one for each dimension. */
+/* One interval list for each dimension; see above. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];
@@ -1115,26 +1119,26 @@ typedef struct xd_region {
 
 /* >>tensor/layout */
 
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
- * asked for without communication. */
+/* How a tensor is distributed over a mesh: a pure function of metadata that every rank has, so every rank can
+ * compute the part of any rank without communication. */
 
 /* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
-    XD_REPLICATE = 0, /* every rank of the axis holds the same */
+    XD_REPLICATE = 0, /* every rank of the axis holds the same elements */
     XD_SHARD,         /* the ranks of the axis split a dimension */
     XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
 } xd_placement_kind;
 
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
- * pieces by xd_chunk unless one of the other forms is chosen. */
+/* The placement of a tensor on one mesh axis. A split divides the part that earlier splits of the same dimension
+ * gave to the rank, into blocks by xd_chunk unless another form is chosen. */
 typedef struct xd_placement {
     xd_placement_kind kind;
     int dim;                      /* SHARD: tensor dimension; negative counts from the end */
     xd_reduce_op op;              /* PARTIAL */
     const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
-    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
+    int sections;                 /* SHARD: fused parts back to back, each split by itself; 0 -> 1 */
     const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+    bool balanced; /* SHARD: 2n equal blocks, coordinate r holds blocks r and 2n-1-r (causal attention) */
 } xd_placement;
 
 /* What to build a layout from. Read during the call only. */
@@ -1149,7 +1153,7 @@ typedef struct xd_layout_desc {
 
 typedef struct xd_layout xd_layout; /* immutable */
 
-/* A layout. desc and all it points to are copied.
+/* Creates a layout. desc and all it points to are copied.
  *
  * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
  * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
@@ -1172,13 +1176,13 @@ XD_API int64_t xd_layout_numel(const xd_layout *layout);
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 
-/* Of everything that decides where an element lies; what ranks compare. */
+/* Hash of everything that decides which rank holds an element; ranks compare it. */
 XD_API uint64_t xd_layout_hash(const xd_layout *layout);
 
 /* >>tensor/tensor */
 
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
- * elements are: those of xd_layout_region, ascending in every dimension. */
+/* One rank's part of a tensor: a view that owns nothing. Its elements are those whose indices in the whole tensor
+ * are in xd_layout_region, ascending in every dimension. */
 typedef struct xd_tensor {
     void *data; /* may be NULL when the part is empty */
     xd_dtype dtype;
@@ -1192,25 +1196,25 @@ typedef struct xd_tensor {
 /* A dense view of the part that `rank` holds; a rank outside the mesh gets data NULL and extents 0. Local. */
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
 
-/* Elements of the local part; 0 for a rank outside the mesh, also of a scalar. */
+/* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes a dense part of that many elements takes on `rank`. */
+/* Bytes of the dense part that `rank` holds. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 /* >>tensor/redistribute */
 
 /* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
  *
- * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
- * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
- * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
- * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
+ * A plan is a pure function of the two layouts. Each rank copies what it needs from its own part where it can, else
+ * it receives it from one of the ranks that hold it, the replicas in turn; nothing passes through a third rank and
+ * padding is never sent. A partial value is reduced at its destination, in the order of the ranks, by the
+ * arithmetic of xd_reduce_pieces; or, when that moves fewer bytes, in two steps: reduce into equal parts, then
  * gather. */
 
 /* What to build a plan from. Read during the call only. */
 typedef struct xd_redistribution_desc {
-    const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
+    const xd_layout *from, *to; /* of the same global shape; borrowed: they must outlive the plan */
     xd_dtype dtype;
     int ranks;               /* of the world */
     int rank;                /* whose part of the plan this is */
@@ -1218,10 +1222,10 @@ typedef struct xd_redistribution_desc {
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_redistribution_desc;
 
-/* A redistribution worked out for one rank: immutable, reusable. */
+/* The redistribution as planned for one rank: immutable, reusable. */
 typedef struct xd_redistribution xd_redistribution;
 
-/* Local and pure: every rank's plan can be made anywhere.
+/* Local and pure: any rank's plan can be computed on any rank.
  * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
  * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
@@ -1229,16 +1233,17 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
                                           xd_redistribution **out);
 XD_API void xd_redistribution_destroy(xd_redistribution *plan);
 
-/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
+/* One exchange of a plan: the arguments of an all-to-all over the world. Blocks lie in rank order without
  * gaps. */
 typedef struct xd_redistribution_step {
-    const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
+    const int64_t *send_counts, *send_displacements; /* [ranks] elements; this rank's own count is 0 */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
-    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
-    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
-    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
-    bool reduces;          /* partial pieces are combined on arrival */
+    int64_t
+        recv_capacity; /* elements of the recv buffer: this rank's own blocks of a reduction come last in it */
+    int64_t copy_count;  /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t total_count; /* elements that move between ranks, all ranks together; 0 -> no rank communicates */
+    bool reduces;        /* partial values are reduced on arrival */
 } xd_redistribution_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
@@ -1256,7 +1261,7 @@ XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shap
  * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
 
-/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
+/* Executes a plan; source and destination must not overlap. A rank outside a layout passes NULL for it. Data and
  * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
@@ -1264,14 +1269,14 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
                                            void *destination);
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
- * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
+ * source for step 0; later steps read buffers of the plan. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send);
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination);
 
-/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
+/* Plan, agree and execute in one call. from and to are views with layouts; a rank outside the
  * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
  * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
@@ -1709,12 +1714,12 @@ typedef struct xd_texts {
     int64_t count;
 } xd_texts;
 
-/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
- * same role at the same place. */
+/* What a token is besides its text: a token with a role and no bytes is paired with the other side's token of the
+ * same role at the same offset in the text. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
 
-/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
- * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+/* Where a token comes from: bytes [begin, end) of the original text. The spans of tokens that share a character, or a
+ * cluster of characters that was normalised as a whole, may be equal or lie one inside another. */
 typedef struct xd_token_span {
     int64_t begin, end;
 } xd_token_span;
@@ -3091,13 +3096,14 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 /* Training. */
 /* >>train/param */
 
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
- * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
- * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
+ * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
+ * its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
-    void *gradient;          /* [count]; NULL -> none in this step, the parameter is passed over */
+    void *gradient;          /* [count]; NULL -> no gradient in this step: the parameter is skipped */
     xd_dtype dtype;          /* of value */
     xd_dtype gradient_dtype; /* NONE -> F32 */
     int64_t count;           /* elements here */
@@ -3113,8 +3119,8 @@ typedef struct xd_param {
 
 /* >>train/optimizer */
 
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
- * bits however the parameters are cut. Master copies and moments are f32. */
+/* Steps the parameters of one rank. Works on shards in place, needs no communication, and gives the same
+ * bits however the parameters are split. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
 /* Which update. */
@@ -3126,27 +3132,27 @@ typedef enum xd_optimizer_kind {
 
 /* What differs between groups of parameters; xd_param.group is the index. */
 typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double learning_rate_scale; /* factor on the learning rate; 0: the group is not changed */
     double weight_decay;        /* instead of the optimizer's; 0: none */
 } xd_optimizer_group;
 
-/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
+/* Settings of an optimizer. Numbers are used as given, 0 too, so start from xd_adamw_defaults or another recipe. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
     double learning_rate;
-    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
-    double beta2;
+    double beta1;                     /* Adam; decay of the mean of gradients */
+    double beta2;                     /* Adam; decay of the mean of their squares */
     double eps;                       /* Adam; 0 -> 1e-8 */
     double momentum;                  /* SGD */
-    double weight_decay;              /* of every group, when there is no list of them */
+    double weight_decay;              /* used when groups is NULL */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+/* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
@@ -3163,13 +3169,13 @@ typedef struct xd_optimizer_step_desc {
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
-    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list costs
-                                     * one pass over memory instead of two, so the order among them is open: an
-                                     * average of another one's shadows has a call of its own. NULL when there are
-                                     * none */
+                                     * The first that averages and was created over the optimizer's own list is
+                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
 
@@ -3180,7 +3186,7 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
-/* Creates an optimizer; masters start as the present values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
  *
@@ -3194,18 +3200,17 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
 /* The desc in force, every default filled in. */
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
 
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
- * one. */
+/* Sets the learning rate of later steps. Errors: ARGUMENT for a negative or non-finite one. */
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
- * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; value, state and step count of
+ * the others do not change. Formulas and rounding order: kernel/cpu/optimizer.c.
  *
  *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
- *             see the status, always false. Parameters, state and step counts are right all the same
+ *   skipped   when not NULL: receives whether desc->status prevented the step; always false on a device, where only
+ *             the kernels read the status; parameters, state and step counts are right there too
  *
- * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
+ * Local, allocates nothing, the same bits on every device and for every split of the parameters.
  * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
@@ -3218,7 +3223,8 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 /* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
+    const xd_param
+        *params; /* required; [param_count]; those without gradient, frozen or a buffer add nothing */
     int64_t param_count;
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
@@ -3226,17 +3232,17 @@ typedef struct xd_gradient_norm_desc {
     xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
-/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
- * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
+/* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
+ * receives its errors: a step needs none of it on the host; xd_read copies it there. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
-    int64_t not_finite; /* elements over all ranks, replicas counted each */
+    int64_t not_finite; /* elements over all ranks, replicas included */
     float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
-    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
+    xd_norm_sum sum;    /* the sum over the ranks; used on devices only */
 } xd_gradient_norm;
 
-/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
- * replicas only the one that does not say `replica`.
+/* The norm of a whole model's gradient, each logical element counted once: shards add their elements; among
+ * replicas, only the one whose xd_param.replica is false.
  *
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
@@ -3255,21 +3261,21 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
 
 /* >>train/ema */
 
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
- * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
- * uneven and empty shards included; so nothing here communicates. */
+/* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
+ * which are copied. The average of a shard has the same bits as the shard of the average, for every placement, uneven
+ * and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
 typedef enum xd_ema_schedule {
     XD_EMA_CONSTANT = 0, /* decay */
     XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
-    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg, under the ramp at most
+    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg; with the ramp-up H is at most
                           * i * batch_size * rampup_ratio */
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
+/* Settings of an average. Numbers are used as given, 0 too, so start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
     double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
@@ -3279,11 +3285,13 @@ typedef struct xd_ema_desc {
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype; /* every shadow in its parameter's own dtype instead */
-    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    bool
+        init_from_current; /* the weights at creation count; without it the first update that counts copies */
+    xd_dtype
+        dtype; /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops changing:
+                      * bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
+    bool live_dtype;    /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -3298,11 +3306,11 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 typedef struct xd_ema_record {
     int format_version; /* 1 */
     int64_t iteration;  /* of the last update, effective or not */
-    bool initialized;   /* the shadow holds an average, not just the weights of creation */
+    bool initialized;   /* the shadow holds an average, not just the weights at creation */
     xd_ema_desc config;
 } xd_ema_record;
 
-/* How two lists of names met. */
+/* How two lists of names match. */
 typedef struct xd_ema_match {
     int64_t matched;
     int64_t missing_in_shadow; /* in the caller's list only */
@@ -3314,15 +3322,14 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
- * iteration. */
+/* The decay at an iteration. Pure. Errors: ARGUMENT as for xd_ema_create, or for a negative iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
-/* Creates shadows holding the present values.
+/* Creates shadows holding the current values.
  *
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
- *            tied: one shadow, under the first name, and both names find it
+ *            F16 or F64; buffers of any dtype are copied unchanged. Entries with the same value pointer are
+ *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
@@ -3334,15 +3341,15 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Once after every step of the model's optimizer:
- *   iteration < start_iteration                            nothing
+ *   iteration < start_iteration                            no change
  *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
  *   otherwise                                              parameters averaged, buffers copied
  *
- *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
- *               device the host does not see it: the values stay, the counter goes on
+ *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
+ *               the host does not read it: then the values do not change but the iteration does
  *
- * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
+ * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
@@ -3363,12 +3370,12 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* How to fill an average. Zero is the default of every field. */
+/* How to fill an average from saved values. Zero is the default of every field. */
 typedef struct xd_ema_load_desc {
     const xd_ema_record
-        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
-                                  * average counts as initialized when every parameter was filled or the record says
-                                  * so */
+        *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
+                                  * change. The average is initialized afterwards when every parameter was filled or
+                                  * the record is of an initialized one */
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 
@@ -3388,8 +3395,8 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 /* >>io/safetensors */
 
 /* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
- * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
- * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
+ * fastest, back to back). Files are untrusted, so the reader checks everything the format promises when it opens one:
+ * lengths, UTF-8, types, that the tensors cover the data without gap or overlap, and that the file ends
  * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
 
 /* An open file. */
@@ -3398,14 +3405,14 @@ typedef struct xd_safetensors xd_safetensors;
 /* How the bytes of an open file are reached. */
 typedef enum xd_safetensors_mode {
     XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
-    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
+    XD_SAFETENSORS_STREAM   /* only the header stays in memory; data is read on request */
 } xd_safetensors_mode;
 
 /* How to open a file. Zero is the default of every field. */
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
+    bool skip_unknown; /* leave out tensors whose dtype is not in XD_DTYPES, instead of refusing the file */
 } xd_safetensors_desc;
 
 /* One tensor of an open file; the pointers live as long as the file is open. */
@@ -3418,7 +3425,7 @@ typedef struct xd_safetensors_info {
 } xd_safetensors_info;
 
 /* Opens and checks a file. desc NULL -> defaults. Local.
- * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
+ * Errors: IO, MEMORY; FORMAT for every violation of the format, naming file, tensor and numbers. */
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out);
 
@@ -3429,22 +3436,22 @@ XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_
 /* Closes; everything obtained from the object is then invalid. NULL is fine. */
 XD_API void xd_safetensors_close(xd_safetensors *file);
 
-/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
+/* Tensors have the indices 0 .. count - 1 in the order of their names' bytes. */
 XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
 
-/* Index of a name, -1 when there is none. O(log count). */
+/* Index of a name, -1 for an unknown one. O(log count). */
 XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
 
-/* Value of a key of the file's metadata, NULL when there is none. */
+/* Value of a key of the file's metadata, NULL for an unknown key. */
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
 
 /* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
- * truncated by others while it is mapped raises SIGBUS. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used:
+ * the process gets SIGBUS if another one truncates the file while it is mapped. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
@@ -3452,7 +3459,7 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, 
                                            size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
- * mode pieces less than 256 KiB apart share a read.
+ * mode, byte ranges less than 256 KiB apart share a read.
  *   offset, size   [ndim] elements; ignored for a scalar
  * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
@@ -3479,7 +3486,7 @@ typedef struct xd_safetensors_writer_desc {
     int64_t entry_count;
     const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
     int64_t metadata_count;
-    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
+    size_t alignment; /* of the data area, a power of two, at least 8; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
 /* A file being written under a temporary name. */
@@ -3500,25 +3507,25 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
                                                    uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
+ * Errors: STATE when a tensor's bytes are not all written, IO; then no file is left behind. */
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the file: nothing is left behind. NULL is fine. */
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 /* >>io/weights_files */
 
-/* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json saying which tensor lies in which file. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
+ * model.safetensors.index.json, the index, which maps tensors to files. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
  *
  *   desc   for every file; NULL -> defaults
  *
- * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
- * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
- * does not put there. */
+ * Local. Errors: as xd_safetensors_open; FORMAT when the index is malformed or names a file outside the directory;
+ * MISSING when a file lacks a tensor that the index assigns to it; UNEXPECTED when a file holds a tensor that the index
+ * does not assign to it. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out);
 
@@ -3529,12 +3536,12 @@ XD_API void xd_weights_files_close(xd_weights_files *model);
 XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
 
-/* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
+/* Finds a tensor: its open file and its index in that file. Both outputs are untouched on failure.
  * O(log tensors). Errors: MISSING. */
 XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
                                        int64_t *index);
 
-/* What to write and how to cut it into files. */
+/* What to write and how to split it into files. */
 typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
@@ -3553,17 +3560,18 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
 /* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
- * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
+ * sharded tensor can be written block by block, so that no rank needs memory for the whole. Errors: ARGUMENT, IO. */
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
- * would contradict them, and frees the writer, whatever the result.
- * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
+ * would contradict them; frees the writer, whatever the result.
+ * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
+ * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
+ * again. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the files: nothing is left behind. NULL is fine. */
 XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
 /* >>io/gather */
@@ -3571,7 +3579,7 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 /* One tensor of a model and the name it has in the file. */
 typedef struct xd_named_tensor {
     const char *name;
-    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
+    xd_tensor tensor; /* this rank's view; its layout has the shape of the whole tensor */
 } xd_named_tensor;
 
 /* What to gather and where to write it. */
@@ -3581,17 +3589,17 @@ typedef struct xd_weights_gather_desc {
     int64_t tensor_count;
     int root; /* world rank that writes */
     size_t
-        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
+        staging_bytes; /* of a tensor in root's memory at once, at least one index of dimension 0; 0 -> 16 MiB */
     uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
     const xd_safetensors_pair *metadata;
     int64_t metadata_count;
 } xd_weights_gather_desc;
 
-/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
- * whole of it. Partial tensors are reduced on the way.
+/* Saves a sharded model as a model directory that root writes, one slab of a tensor at a time, so that no rank ever
+ * holds the whole model. Partial tensors are reduced.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
- * every rank returns an error, and nothing is left behind. */
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
+ * cannot write, every rank returns an error, and nothing is left behind. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
@@ -3750,8 +3758,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* ---- for back ends ---- */
 
-/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
- * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
+/* Kernel tables, transports, atomic publishing of files, JSON, interval algebra and the plain entries of the tables: for
+ * authors of a device, a transport or a companion header. May change in any minor version until 1.0. */
 /* >>base/extend */
 
 #include <stdarg.h>
@@ -43533,4 +43541,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c0636c7a00de76f2e3b5f4e00e12965e12a70b8e529b5c3fca948bc70209f9e4 */
+/* xdistill sha256 9ae4ef14e0d8a3d8700df126f5d81cc28d6898baddb20ebcfe43355690fe0e33 */

@@ -1,6 +1,6 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
+   The model and the training loop stay yours. This header provides what a distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
    or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
@@ -9,34 +9,34 @@
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
        #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   A program, but for its declarations and the check of results (XD_TRY):
+   A program, without its declarations and the checks of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this rank alone
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher
        loss.temperature = 2.0;
-       loss.common.gradient = loss.student;                   // over the student's logits: no extra memory
+       loss.common.gradient = loss.student;                   // overwrites the student's logits: no extra memory
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
-       xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
+       xd_optimizer_step(adamw, NULL, NULL);                  // updates your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
-             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; everything else is a run-time field of a
+             desc struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses
+             across tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other
+             trainers. Using what was left out is a compiler error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
-             rank. Ranks fail alike: no rank is left waiting for one that has refused.
-   ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
-             filled desc: xd_adamw_defaults and the like.
-   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
-             back ends" on what devices, transports and companions are made of; then the implementation. */
+   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the source position and
+             the rank. Ranks fail together: no rank is left waiting for one that has returned an error.
+   ZERO      A desc field of 0 means 0, or the default that its comment gives where 0 has no meaning. Recipes are functions
+             that return a filled desc, such as xd_adamw_defaults.
+   CONTENTS  search for ">>": each part starts with a marker. First what programs call, in the order in which they need it;
+             from "for back ends" on, what devices, transports and companion headers need; then the implementation. */
 
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
-/* ---- for users, in the order in which they meet it ---- */
+/* ---- for users, in the order in which they need it ---- */
 
 /* Results and contexts. */
 #include "base/config.h"
@@ -125,8 +125,8 @@
 
 /* ---- for back ends ---- */
 
-/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
- * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
+/* Kernel tables, transports, atomic publishing of files, JSON, interval algebra and the plain entries of the tables: for
+ * authors of a device, a transport or a companion header. May change in any minor version until 1.0. */
 #include "base/extend.h"
 #include "base/scalar.h"
 #include "base/philox.h"

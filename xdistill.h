@@ -3764,7 +3764,7 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 #include <stdarg.h>
 
-/* For companion headers and backends of your own (a second translation unit sees nothing private). */
+/* For companion headers and back ends of your own: another translation unit cannot use what is private. */
 
 /* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
@@ -3774,23 +3774,23 @@ XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int li
 XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
                                  const char *function, const char *format, ...) XD_PRINTF(7, 8);
 
-/* One line to the logger when level is enabled. */
+/* Writes one line to the logger when the level is enabled. */
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) XD_PRINTF(3, 4);
 
-/* Memory from the context's allocator, zero-filled; NULL when there is no room (report it yourself). */
+/* Memory from the context's allocator, zero-filled; NULL when there is none, which the caller reports. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 
 /* Seconds of the context's clock. */
 XD_API double xd_now(const xd_ctx *ctx);
 
-/* The world rank that this context's messages carry. */
+/* Sets the world rank in this context's messages. */
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
-/* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
+/* Sets another backend's table of kernels, which must outlive its use; NULL -> the CPU's again. */
 XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 #define XD_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
@@ -3813,8 +3813,8 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 #include <math.h>
 #include <string.h>
 
-/* Formulas of one element, and of the few numbers of a row, that kernels of every device share: each stands once, as an
- * inline function that nvcc compiles for the host and for the device. */
+/* Formulas of one element, and of the few values of a row, that kernels of every device share: each is written once, as
+ * an inline function that nvcc compiles for the host and for the device. */
 #if defined(__CUDACC__)
 #    define XD_SCALAR static inline __host__ __device__
 #else
@@ -3823,8 +3823,8 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 /* ---- roundings ---- */
 
-/* Products and sums that are rounded by themselves. nvcc, and C compilers that may use a fused multiply-add, join a product
- * to the sum it goes into, which changes bits; where bits are promised, formulas are spelled with these. */
+/* Products and sums with a rounding of their own. nvcc, and C compilers that may use a fused multiply-add, contract a
+ * product and the sum that uses it, which changes bits; formulas whose bits are promised use these functions. */
 XD_SCALAR double xd_mul(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -3863,7 +3863,7 @@ XD_SCALAR float xd_mulf(float a, float b) {
 #endif
 }
 
-/* A product that is exact, a power of two among its factors: fused or not, the bits are the same. */
+/* A product that is exact, for example by a power of two: fused or not, the bits are the same. */
 XD_SCALAR double xd_mul_exact(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -3904,7 +3904,7 @@ XD_SCALAR float xd_subf(float a, float b) {
 #endif
 }
 
-/* Whatever -use_fast_math says. */
+/* Rounded to nearest, even with -use_fast_math. */
 XD_SCALAR float xd_divf(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fdiv_rn(a, b);
@@ -3921,7 +3921,7 @@ XD_SCALAR float xd_sqrtf(float x) {
 #endif
 }
 
-/* a * b + c with one rounding, where that is meant. */
+/* a * b + c with one rounding, where the formula requires one. */
 XD_SCALAR float xd_fmaf(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);
@@ -3938,8 +3938,8 @@ XD_SCALAR double xd_fma(double a, double b, double c) {
 #endif
 }
 
-/* floor, and rint of what is not negative, of numbers below 2^52: on a CPU without a call, and without a branch that no
- * processor could foresee. */
+/* floor, and rint of numbers that are not negative, below 2^52: on a CPU without a call and without a branch that would be
+ * mispredicted. */
 XD_SCALAR int64_t xd_floor_i64(double x) {
 #if defined(__CUDA_ARCH__)
     return (int64_t)__double2ll_rd(x);
@@ -3990,7 +3990,7 @@ XD_SCALAR float xd_float_of_key(uint32_t key) {
 XD_SCALAR uint16_t xd_bits_to_bf16(float value) {
     const uint32_t bits = xd_bits_of_float(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x0040u; /* keep it one, quiet */
+    const uint32_t nan = (bits >> 16) | 0x0040u; /* still a NaN, a quiet one */
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
@@ -4012,7 +4012,7 @@ XD_SCALAR uint16_t xd_bits_to_f16(float value) {
     const uint32_t rest = mantissa & ((1u << shift) - 1u);
     const uint32_t half = 1u << (shift - 1);
     const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
+    /* The mantissa bits of a normal number include the hidden bit, which adds one to the biased exponent. */
     const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
     return (uint16_t)(sign | (base + rounded));
 }
@@ -4060,17 +4060,17 @@ XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, doubl
 /* >>base/philox */
 
 /* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
- * Easy as 1, 2, 3", SC11). Any rank can make any element, so noise does not depend on the mesh, resuming needs no
- * state, and a value can be made again instead of stored.
+ * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
+ * state, and a value can be recomputed instead of stored.
  *
  *     xd_philox noise = { 0 };
  *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
  *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
  *
- * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are polynomials of our own in
- * explicit fused operations. */
+ * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
+ * polynomials in explicit fused operations. */
 
-/* What the numbers are for; two purposes never share one. */
+/* What the numbers are used for; different purposes never share a number. */
 enum {
     XD_STREAM_STUDENT_NOISE = 0,
     XD_STREAM_RUNG = 1,
@@ -4110,15 +4110,14 @@ XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 /* Elements [first, first + count) into out[0, count), f32.
  *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
  *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
- * Filling in pieces gives the same values as filling at once. */
+ * Several fills of adjacent ranges give the same values as one fill. */
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
 
 /* >>base/publish */
 
-/* Whole files. A file that is being written has a temporary name beside its final one and appears under the final
- * name only when it is complete and on disk, so a reader never sees half of it and a mapping of the old one stays
- * valid. */
+/* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -4126,13 +4125,13 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes);
 
 /* Writes a whole file, replacing an old one of that name atomically. Local.
- * Errors: IO, MEMORY; then nothing is left behind and an old file is untouched. */
+ * Errors: IO, MEMORY; then no file is left behind and an old file is untouched. */
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
 
-/* A file on its way to its name. */
+/* A file being written under its temporary name. */
 typedef struct xd_publish xd_publish;
 
-/* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
+/* Starts a file under a temporary name in the directory of `path`. Local. Errors: IO, MEMORY. */
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
@@ -4146,12 +4145,13 @@ XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
  * its name, but a power loss may still undo the rename. */
 XD_API xd_result xd_publish_commit(xd_publish *file);
 
-/* Gives up: removes the temporary file and frees the object. NULL is fine. */
+/* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
 
 /* >>base/json */
 
-/* JSON (RFC 8259), bounded: hostile text costs O(n log n) time and a fixed multiple of its size in memory.
+/* JSON (RFC 8259), bounded: any text, even a malicious one, takes at most O(n log n) time and a fixed multiple of its
+ * size in memory.
  *
  *     xd_json *root = NULL;
  *     XD_TRY(xd_json_load_memory(ctx, NULL, text, bytes, &root));
@@ -4160,7 +4160,7 @@ XD_API void xd_publish_abort(xd_publish *file);
  *     for (const xd_json *item = xd_json_first(xd_json_find(root, "merges")); item; item = xd_json_next(item)) ...
  *     xd_json_destroy(ctx, root);
  *
- * Every question may be asked of NULL and of a value of another kind; the answer is then NULL, 0 or false. */
+ * Every query accepts NULL and values of another kind; the answer is then NULL, 0 or false. */
 
 /* What a value is. */
 typedef enum xd_json_kind {
@@ -4173,18 +4173,18 @@ typedef enum xd_json_kind {
     XD_JSON_OBJECT
 } xd_json_kind;
 
-/* One value of a document; the whole document is reached from, and owned by, its root. */
+/* One value of a document; the root leads to the whole document and owns it. */
 typedef struct xd_json xd_json;
 
 /* Limits of a parse. Zero is the default of every field. */
 typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
-    int max_depth;    /* arrays and objects inside each other, at most 1000; 0 -> 64 */
+    int max_depth;    /* nesting of arrays and objects, at most 1000; 0 -> 64 */
     bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
-/* Parses a text that holds exactly one value, white space around it allowed.
+/* Parses a text that holds exactly one value; white space around it is allowed.
  *
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call
@@ -4209,7 +4209,7 @@ XD_API size_t xd_json_offset(const xd_json *value);
 XD_API const xd_json *xd_json_find(const xd_json *object, const char *key);
 XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, size_t key_bytes);
 
-/* Elements of an array or members of an object: how many, then one after the other in the order of the text. */
+/* Elements of an array or members of an object: their number, the first, and the next in the order of the text. */
 XD_API size_t xd_json_count(const xd_json *container);
 XD_API const xd_json *xd_json_first(const xd_json *container);
 XD_API const xd_json *xd_json_next(const xd_json *value);
@@ -4231,17 +4231,17 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out);
 XD_API bool xd_json_uint64(const xd_json *value, uint64_t *out);
 XD_API bool xd_json_double(const xd_json *value, double *out);
 
-/* Text being built. Errors stick: check the result of xd_json_writer_text only. */
+/* Text being built. Errors are stored: check the result of xd_json_writer_text only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
-    int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
+    int indent;   /* spaces per level; 0 -> everything on one line. May be set before the first write */
     char *text;   /* from the context's allocator */
     size_t bytes; /* written so far */
     size_t capacity;
     int depth;      /* open containers, at most 63 */
     uint64_t array; /* bit d: the container at depth d is an array */
     uint64_t items; /* bit d: it has an item already */
-    bool keyed;     /* a key waits for its value */
+    bool keyed;     /* a key has been written, its value has not */
     xd_result result;
 } xd_json_writer;
 
@@ -4265,7 +4265,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
 
 /* The finished text, NUL-terminated, owned by the writer until xd_json_writer_destroy. `bytes` may be NULL.
  * Errors: MEMORY; ARGUMENT for a non-finite double or a string that is not UTF-8; STATE when containers are still
- * open, a key lacks its value or stands outside an object, or nothing was written. */
+ * open, a key has no value or is outside an object, or nothing was written. */
 XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes);
 
 /* Frees the text; the writer is then as new. */
@@ -4274,7 +4274,7 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w);
 /* >>base/crc */
 
 /* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last
- * result to go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
+ * result to continue: crc(crc(0, a), b) is that of a followed by b. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
 /* >>kernel/copy */
@@ -6475,7 +6475,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* ---- implementation ---- */
 /* >>base/internal */
 
-/* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
+/* Functions that several parts use. They may be unused without a warning: options leave out parts of the library. */
 #if !defined(XD_PRIVATE)
 #    if defined(__GNUC__)
 #        define XD_PRIVATE static __attribute__((unused))
@@ -6484,13 +6484,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    endif
 #endif
 
-/* file.c: the POSIX entries where the caller gave none. */
+/* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
-/* context.c: a context with room behind it, zero, for the tables that the kernel layer fills in (xd_ctx_create); where
- * the room is, aligned for pointers; and another CPU level, whose tables the caller fills in again. */
+/* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
+ * address of these bytes, aligned for pointers; and a change of the CPU level, whose tables the caller fills in again. */
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
@@ -6498,16 +6498,16 @@ XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
-/* parallel.c: threads that take pieces of a round of work, and memory of their own that they have meanwhile. Slots are
- * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
- * where the pool runs them. */
+/* parallel.c: threads that run the pieces of a round of work, each with private memory for its length. Slots are below
+ * settings->threads; pieces that run at the same time have different slots, and where the pool runs them, slot 0 is the
+ * calling thread's. */
 enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 #define XDI_POOL_SCRATCH ((size_t)1 << 21)
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
     int64_t piece,
-        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
+        pieces; /* the piece that parallel_for did not run exactly once, or that does not exist; their number */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -6517,32 +6517,33 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
                              xdi_pool_fault *fault);
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
- * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
- * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
- * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
+ * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body
+ * neither fails nor allocates, and uses no scratch when it may itself be called from a piece. The split into pieces must not
+ * depend on the number of threads unless each piece writes only its own elements. Errors: STATE when parallel_for did not
+ * run each piece once; all pieces have been run even so, and a rank of several gets XD_OK here and the error from
+ * xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
-/* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
+/* context.c: the same over the items [0, count), about `grain` of them in a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
 
-/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+/* context.c: counts a communicator of several ranks that was created (1) or destroyed (-1). */
 XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
 
-/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+/* context.c: STATE when a parallel_for failed and the other ranks have not been informed; XD_OK the next time. */
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
-/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
- * call, as it does where it is the only one. */
+/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, for a slot other than 0; slot 0 uses memory of the call,
+ * with one thread too. */
 XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
 
-/* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
- * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
+/* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
+ * context caches what is returned to it, so that repeated calls allocate nothing. */
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 
@@ -6620,7 +6621,7 @@ XD_API const char *xd_result_text(xd_result result) {
 
 /* >>base/memory.c */
 
-/* The arena: offsets into memory that is somebody else's. */
+/* The arena: offsets into memory that it does not own. */
 
 XD_API xd_arena xd_arena_over(void *base, size_t capacity) {
     xd_arena arena;
@@ -6670,15 +6671,15 @@ XD_API void xd_arena_seal(xd_arena *arena) {
 
 /* >>base/cpu.c */
 
-/* What instructions this processor has, and the levels' names. */
+/* The instruction sets of this processor, and the names of the levels. */
 
 #include <string.h>
 
 #if defined(XDI_X86)
 #    include <cpuid.h>
 
-/* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
- * machine; what has a name was asked once, before main. */
+/* Not every compiler has a name for it. CPUID takes microseconds on a virtual machine; for names the compiler's
+ * run-time library executes it once, before main. */
 static bool xdi_cpu_has_f16c(void) {
 #    if !defined(__clang__) && __GNUC__ >= 11
     return __builtin_cpu_supports("f16c") != 0;
@@ -6723,7 +6724,7 @@ static bool xdi_cpu_has_none(void) {
 #    define XDI_CPU_HAS(level) xdi_cpu_has_none
 #endif
 
-/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` has all of a processor's. */
+/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` builds all levels. */
 static const struct xdi_cpu_row {
     const char *name;
     bool (*has)(void);
@@ -6763,8 +6764,8 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 
 /* >>base/file.c */
 
-/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
- * from the file's size how much there must be. */
+/* The file callbacks on POSIX. Reads and writes are complete or fail: a short read is EIO, because every caller knows
+ * the file's size. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -6773,7 +6774,7 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+/* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
 enum { XDI_FILE_DIRECT = O_DIRECT };
 #elif defined(__O_DIRECT)
@@ -6782,7 +6783,8 @@ enum { XDI_FILE_DIRECT = __O_DIRECT };
 enum { XDI_FILE_DIRECT = 0 };
 #endif
 
-/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+/* Sets the flag on an open file: an open that creates a file and then fails because of the flag would leave the file
+ * behind. */
 static void xdi_file_set_direct(int descriptor, bool direct) {
     const int flags = fcntl(descriptor, F_GETFL);
     if (flags >= 0)
@@ -6805,8 +6807,8 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     return 0;
 }
 
-/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
- * offset or a size that its device cannot take: once, it goes on as any other file. */
+/* Whether to try a failed read or write again, by errno. A direct file returns EINVAL for an address, an offset or a size
+ * that its device cannot use: then, once, the flag is cleared. */
 static bool xdi_file_again(int descriptor, bool *usual) {
     if (errno == EINTR) return true;
     if (errno != EINVAL || *usual) return false;
@@ -6910,7 +6912,7 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
     files->open = xdi_file_open;
@@ -6930,7 +6932,7 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 
 /* >>base/parallel.c */
 
-/* Work cut into pieces: a pool of threads that sleep until there is some, or the caller's own way to run pieces. */
+/* Work split into pieces: a pool of threads that sleep until there is work, or the caller's own way to run pieces. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -6939,13 +6941,13 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 
 enum { XDI_POOL_LOOKS = 2000 };
 
-/* A round of work. Whoever is awake takes the next piece, so a thread that is slowed down takes fewer. */
+/* A round of work. Every thread that is awake takes the next piece, so a slow thread takes fewer. */
 typedef struct xdi_round {
     xdi_piece body;
     void *argument;
     int64_t pieces;
-    int64_t next;  /* atomic: the first piece that nobody has taken */
-    int64_t stray; /* atomic: a piece that there is none of and parallel_for asked for; INT64_MIN: none */
+    int64_t next;  /* atomic: the first piece that no thread has taken */
+    int64_t stray; /* atomic: a piece that does not exist but that parallel_for asked for; INT64_MIN: none */
 } xdi_round;
 
 /* One thread of the pool. */
@@ -6956,24 +6958,24 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads; /* the caller's among them */
-    bool busy;   /* a round is under way: what a piece asks for in turn is done on the spot */
+    int threads; /* the calling thread included */
+    bool busy;   /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
 
-    /* parallel_for's threads have no numbers of ours: a piece takes a free slot. Both are atomic. */
+    /* The threads of parallel_for have no numbers, so a piece takes a free slot. Both arrays are atomic. */
     uint8_t taken[XDI_THREADS];
     int32_t runs[XDI_PIECES]; /* of each piece of this round */
 
     pthread_mutex_t lock; /* of all that follows */
     pthread_cond_t wake, done;
     int64_t number; /* of the round */
-    bool open;      /* it may have pieces to take */
-    int active;     /* threads within it, without the caller's; atomic, for who looks without the lock */
-    int started;    /* threads of the pool, whose list follows */
+    bool open;      /* the round may have pieces to take */
+    int active; /* threads in the round, without the caller's; atomic, since it is read without the lock too */
+    int started; /* threads of the pool, whose list follows */
     bool leaving;
-    xdi_pool_thread *thread; /* [threads - 1], behind the pool */
+    xdi_pool_thread *thread; /* [threads - 1], after the pool in the same block */
 };
 
 static void xdi_round_work(xdi_round *round, int slot) {
@@ -6984,7 +6986,7 @@ static void xdi_round_work(xdi_round *round, int slot) {
     }
 }
 
-/* A thread that wakes when all pieces have been taken finds no round and sleeps on: nobody has waited for it. */
+/* A thread that wakes when all pieces have been taken finds no round and sleeps again: no thread waits for it. */
 static void *xdi_pool_thread_run(void *argument) {
     const xdi_pool_thread *self = (const xdi_pool_thread *)argument;
     xdi_pool *pool = self->pool;
@@ -7008,7 +7010,7 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-/* The caller's signals are for the caller's threads; faults stay with whoever makes them. */
+/* Threads of the pool block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
     sigset_t quiet;
@@ -7071,7 +7073,7 @@ XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot) {
 
 /* ---- on the pool's threads ---- */
 
-/* The caller, who has nothing else to do, looks for some microseconds before it sleeps: most rounds end so. */
+/* The calling thread polls for some microseconds before it sleeps: most rounds end within them. */
 static bool xdi_pool_sees_the_end(const xdi_pool *pool) {
     for (int i = 0; i < XDI_POOL_LOOKS; i++) {
         if (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE) == 0) return true;
@@ -7088,7 +7090,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pool->round = *round;
     pool->number++;
     pool->open = true;
-    pthread_mutex_unlock(&pool->lock); /* before waking: who wakes wants it */
+    pthread_mutex_unlock(&pool->lock); /* before waking threads, which lock it first */
     if (helpers >= pool->started)
         pthread_cond_broadcast(&pool->wake);
     else
@@ -7103,7 +7105,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* ---- on the caller's ---- */
+/* ---- on the caller's threads ---- */
 
 static int xdi_pool_take_slot(xdi_pool *pool, int64_t piece) {
     for (int64_t i = piece % pool->threads;; i = (i + 1) % pool->threads) {
@@ -7119,7 +7121,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
         return;
     }
     if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
-        return; /* in place, twice is not once */
+        return; /* pieces work in place: a second run would change the result */
     const int slot = xdi_pool_take_slot(pool, piece);
     pool->round.body(pool->round.argument, piece, slot);
     __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);
@@ -7181,7 +7183,7 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
         "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
 #endif
 
-/* Memory that a call took or may take. Larger blocks are not kept. */
+/* A block of memory that a call uses or a later one can reuse. Larger blocks are freed after the call. */
 enum { XDI_SCRATCH_BLOCKS = 8, XDI_SCRATCH_KEPT = 64 << 20 };
 
 typedef struct xdi_scratch_block {
@@ -7202,8 +7204,8 @@ struct xd_ctx {
     xdi_pool_fault fault;
 };
 
-/* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
- * prefetch stops at the end of a page. Without the hint, or where it is refused, nothing else changes. */
+/* Large blocks ask for large pages: a pass over them then has far fewer TLB misses, and hardware prefetching stops at
+ * the end of a page. Only a hint: nothing else depends on it. */
 enum { XDI_CTX_LARGE_PAGE = 2 << 20 };
 
 static void *xdi_ctx_allocate(void *user, size_t bytes) {
@@ -7249,7 +7251,7 @@ XD_API int xd_version(void) {
     return XD_VERSION;
 }
 
-/* There is no context yet: one without memory tells the logger. */
+/* There is no context yet, so the errors go to the logger through one on the stack. */
 static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -7269,7 +7271,8 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     return XD_OK;
 }
 
-/* The logger and its level stand at the same place in the descs of all versions; nothing else is read of another one's. */
+/* The logger and its level have the same offsets in the descs of all versions; nothing else of another version's desc is
+ * read. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -7424,7 +7427,7 @@ XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
     return xdi_ctx_fault(ctx, &ctx->fault);
 }
 
-/* A rank that left here would leave its peers waiting in their next exchange. */
+/* A rank of several must not return here: its peers would wait for it in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
@@ -7437,7 +7440,7 @@ XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, v
     return XD_OK;
 }
 
-/* A range and how it is cut. */
+/* A range and how it is split. */
 typedef struct xdi_ctx_range {
     xdi_range body;
     void *argument;
@@ -7464,7 +7467,7 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
-    /* The enumeration starts at the default, so that zero is a good setting; this is the order of loudness. */
+    /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };
     return ctx->settings.logger.write && loudness[level] <= loudness[ctx->settings.log_level];
 }
@@ -7558,7 +7561,7 @@ XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value
 
 /* Heap sort of pointers. */
 
-/* Lets items[root] sink to its place in the heap items[0, count). */
+/* Sifts items[root] down in the heap items[0, count). */
 static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
     const void *moving = items[root];
     for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
@@ -7570,7 +7573,7 @@ static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sor
     items[root] = moving;
 }
 
-/* Heap sort: no hostile order makes it quadratic, as it can some qsort, and it needs no memory. */
+/* Heap sort: never quadratic, unlike some implementations of qsort, and it needs no memory. */
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order) {
     for (size_t i = count / 2; i-- > 0;) xdi_sort_sift(items, i, count, order);
     for (size_t end = count; end-- > 1;) {
@@ -7640,8 +7643,8 @@ static float xdi_philox_uniform(uint32_t word) {
     return (float)((word >> 9) * 2u + 1u) * (1.0f / 16777216.0f);
 }
 
-/* What follows gives bits: a product is never added to anything except inside fmaf, so no compiler can fuse, or leave
- * unfused, what another one does not. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
+/* The bits of what follows are promised: products are added to other terms by fmaf only, so that it does not depend on the
+ * compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
 /* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
  * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
@@ -7664,7 +7667,7 @@ static float xdi_philox_log(float x) {
     return fmaf(e, 0.693147182f, f + y);
 }
 
-/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] what is left. */
+/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
 static void xdi_philox_sin_cos(float u, float *sine, float *cosine) {
     static const float s[] = { 1.57079637f, -0.645964086f, 0.0796925798f, -0.00468126638f, 0.000158206298f };
     static const float c[] = { -1.23370051f, 0.2536695f, -0.0208634753f, 0.000919196347f, -2.49092282e-05f };
@@ -7700,7 +7703,7 @@ static void xdi_philox_normal_block(const uint32_t words[4], float lanes[4]) {
     }
 }
 
-/* Walks the blocks that [first, first + count) touches; the outer ones may give only some of their lanes. */
+/* Goes over the blocks that [first, first + count) overlaps; of the first and the last some lanes may be unused. */
 static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out,
                             void (*lanes_of)(const uint32_t words[4], float lanes[4])) {
     const int64_t end = first + count;
@@ -7724,7 +7727,7 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 
 /* >>base/publish.c */
 
-/* A file that appears under its name only when it is whole. */
+/* A file that appears under its name only when it is complete. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -7734,7 +7737,7 @@ struct xd_publish {
     xd_ctx *ctx;
     intptr_t file;
     bool open;
-    char *temporary; /* both names stand behind the struct, in the same allocation */
+    char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
@@ -7826,7 +7829,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file; a path without a separator lies in the current one. */
+/* Syncs the directory of the published file, the current one for a path without a separator. */
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');
@@ -8004,7 +8007,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     return XD_OK;
 }
 
-/* After "\u": one code point, which may take a second escape. */
+/* After "\u": one code point, which may need a second escape. */
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
     XD_TRY(xdi_json_parse_hex(p, &high));
@@ -8054,8 +8057,8 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
     return XD_OK;
 }
 
-/* The text between quotes, decoded. It never grows: the shortest escape of a 3-byte character has 6 bytes, and the two
- * quotes pay for the NUL. */
+/* The text between quotes, decoded. It never becomes longer: the shortest escape of a 3-byte character has 6 bytes, and
+ * the NUL needs less than the two quotes. */
 static xd_result xdi_json_parse_string(xdi_json_parser *p, const char **text, size_t *bytes) {
     XD_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
     char *const begin = p->strings;
@@ -8088,7 +8091,7 @@ static size_t xdi_json_skip_digits(xdi_json_parser *p) {
     return p->at - begin;
 }
 
-/* Steps over a number; *integer tells whether it has neither fraction nor exponent. */
+/* Skips a number; *integer receives whether it has neither fraction nor exponent. */
 static xd_result xdi_json_scan_number(xdi_json_parser *p, bool *integer) {
     *integer = true;
     xdi_json_take(p, '-');
@@ -8134,7 +8137,7 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     value->kind = XD_JSON_NUMBER;
     if (integer) xdi_json_set_integer(value, digits);
     char *point = strchr(digits, '.');
-    if (point) *point = *localeconv()->decimal_point; /* strtod wants the one of the process's locale */
+    if (point) *point = *localeconv()->decimal_point; /* strtod expects that of the process's locale */
     value->as.number.real = strtod(digits, NULL);
     XD_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
     return XD_OK;
@@ -8153,7 +8156,7 @@ static int xdi_json_compare_keys(const void *a, const void *b) {
     return xdi_json_compare(x->key, x->key_bytes, y->key, y->key_bytes);
 }
 
-/* Gathers the children of a closed container, which hang together by `next`. */
+/* Collects the children of a closed container, which are linked by `next`. */
 static xd_result xdi_json_close(xdi_json_parser *p, xd_json *container, const xd_json *first) {
     const void **items = p->items;
     size_t count = 0;
@@ -8313,7 +8316,7 @@ XD_API void xd_json_destroy(xd_ctx *ctx, xd_json *root) {
     xd_release(ctx, root);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static bool xdi_json_is(const xd_json *value, xd_json_kind kind) {
     return value && value->kind == kind;
@@ -8420,7 +8423,7 @@ static void xdi_json_stick(xd_json_writer *w, xd_result result, const char *mess
 
 static bool xdi_json_grow(xd_json_writer *w, size_t bytes) {
     if (w->result != XD_OK) return false;
-    if (bytes < w->capacity - w->bytes) return true; /* one byte is kept for the NUL */
+    if (bytes < w->capacity - w->bytes) return true; /* one byte is reserved for the NUL */
     const bool fits = bytes < SIZE_MAX / 4 && w->bytes < SIZE_MAX / 4;
     const size_t capacity = fits ? 2 * (w->bytes + bytes) + 256 : 0;
     char *text = fits ? (char *)xd_allocate(w->ctx, capacity) : NULL;
@@ -8479,7 +8482,7 @@ static void xdi_json_next_item(xd_json_writer *w) {
     if (w->depth > 0) xdi_json_put_line(w);
 }
 
-/* Called before every value: is this a place for one? */
+/* Called before every value: checks that one is allowed here. */
 static void xdi_json_begin_value(xd_json_writer *w) {
     const uint64_t bit = (uint64_t)1 << w->depth;
     const bool element = (w->array & bit) != 0 || (w->depth == 0 && !(w->items & bit));
@@ -8574,7 +8577,7 @@ XD_API void xd_json_write_double(xd_json_writer *w, double value) {
     if (strtod(text, NULL) != value) snprintf(text, sizeof text, "%.17g", value);
     char *point = strchr(text, *localeconv()->decimal_point);
     if (point) *point = '.';
-    /* A reader tells integers from doubles by their notation; so do we, and -0 keeps its sign. */
+    /* Readers tell integers and doubles apart by their notation; with ".0" the sign of -0 is preserved too. */
     if (!strpbrk(text, ".e")) strcat(text, ".0");
     xdi_json_put_value(w, text);
 }
@@ -8611,14 +8614,14 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w) {
 
 enum { XDI_CRC_LONG = 4096 }; /* bytes that are worth building the tables for */
 
-/* Eight steps of the division: what the low byte of crc does to the rest. */
+/* Eight steps of the division: the effect of the low byte of crc on the other bytes. */
 static uint32_t xdi_crc_byte(uint32_t crc) {
     for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? XDI_CRC_POLYNOMIAL : 0);
     return crc;
 }
 
-/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that
- * there is nothing to initialise once for all threads. Returns how many bytes it took. */
+/* Four bytes per step: table k has the effect of a byte at a distance of k bytes. The tables are on the stack, so
+ * that threads share no initialisation. Returns the number of bytes processed. */
 static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
     uint32_t table[4][256], c = *crc;
     for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);
@@ -43541,4 +43544,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9ae4ef14e0d8a3d8700df126f5d81cc28d6898baddb20ebcfe43355690fe0e33 */
+/* xdistill sha256 70220a695414b8be8c6b6c8b05e16892a616e97e6abd8c9a84e764568353941c */

@@ -5,7 +5,7 @@
 
 #include "base/context.h"
 
-/* For companion headers and backends of your own (a second translation unit sees nothing private). */
+/* For companion headers and back ends of your own: another translation unit cannot use what is private. */
 
 /* Records a failure in the context, sends it to the logger and returns `result`. Use the macros below. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
@@ -15,23 +15,23 @@ XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int li
 XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
                                  const char *function, const char *format, ...) XD_PRINTF(7, 8);
 
-/* One line to the logger when level is enabled. */
+/* Writes one line to the logger when the level is enabled. */
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) XD_PRINTF(3, 4);
 
-/* Memory from the context's allocator, zero-filled; NULL when there is no room (report it yourself). */
+/* Memory from the context's allocator, zero-filled; NULL when there is none, which the caller reports. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 
 /* Seconds of the context's clock. */
 XD_API double xd_now(const xd_ctx *ctx);
 
-/* The world rank that this context's messages carry. */
+/* Sets the world rank in this context's messages. */
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
-/* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
+/* Sets another backend's table of kernels, which must outlive its use; NULL -> the CPU's again. */
 XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 #define XD_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)

@@ -4284,21 +4284,21 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/fixed */
 
-/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
+/* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
- * joined by adding the limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank,
- * 128 ranks. */
+ * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
+ * per rank, 128 ranks. */
 typedef struct xd_fixed {
     int64_t high, low;
 } xd_fixed;
 
-/* Adds one term. False when the term is not finite or the sum runs over; the sum is then unchanged. */
+/* Adds one term. False when the term is not finite or too large, or the sum overflows; the sum is then unchanged. */
 XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 
-/* The sum as a double, rounded the same way for the same limbs' value. */
+/* The sum as a double. The bits depend only on the value, not on how it is split over the limbs. */
 XD_API double xd_fixed_value(xd_fixed sum);
 
-/* ---- the same inline ---- */
+/* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
     if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
@@ -4319,7 +4319,7 @@ XD_SCALAR double xd_fixed_read(xd_fixed sum) {
                   xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
-/* Joins two sums. */
+/* Adds `other` to *sum. */
 XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->high += other.high;
     sum->low += other.low;
@@ -4327,8 +4327,8 @@ XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
 
 /* ---- cells ---- */
 
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
+/* A cell in fixed point: -infinity is represented by a number below all sums of log-probabilities, NaN by one that
+ * stays above every sum, even when the cells of up to 63 ranks are added. */
 #define XD_CELL_MINUS_INFINITY (-2097152.0)
 #define XD_CELL_NAN ((int64_t)1 << 57)
 
@@ -4340,7 +4340,7 @@ XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
     if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
 }
 
-/* Its value, NaN or -infinity again. */
+/* The value of a cell, NaN or -infinity where it represents them. */
 XD_SCALAR double xd_cell_read(xd_fixed cell) {
     const double value = xd_fixed_read(cell);
     if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;
@@ -4349,18 +4349,18 @@ XD_SCALAR double xd_cell_read(xd_fixed cell) {
 
 /* >>kernel/shard */
 
-/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+/* The columns of the vocabulary of one rank and of all ranks, in the form that kernels read. */
 typedef struct xd_vocab_shard {
     int64_t begin, end;     /* global columns of this shard */
     int64_t size;           /* columns of all shards */
-    int shard, shards;      /* this one among them, in rank order */
-    const int64_t *offsets; /* [shards + 1] where each begins, then size; in memory of the device */
+    int shard, shards;      /* index of this shard in rank order, and their number */
+    const int64_t *offsets; /* [shards + 1] first column of each shard, then size; in memory of the device */
 } xd_vocab_shard;
 
 /* >>kernel/reduce */
 
-/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
- * additions, and with it every bit, is decided here and nowhere else. */
+/* Sums over ranks. Every transport collects the unreduced arrays of the ranks and calls these functions, so that the
+ * order of the additions, and with it every bit, is decided here and nowhere else. */
 
 /* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
  * fits. Pure. */
@@ -4369,7 +4369,7 @@ XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end);
 /* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned block. Pure. */
 XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count);
 
-/* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves narrow it further. */
+/* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves allow fewer. */
 XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op);
 
 /* out[i] = op over pieces[0][i], pieces[1][i], ... in that order.
@@ -4386,15 +4386,15 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  *
  *   out       [count]; may be the first node of a forest
  *   forests   `ranks` pointers; node k of rank r begins at element k * stride
- *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap (the caller has checked)
+ *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap; not checked here
  *
  * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or
  * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
 
-/* The two as entries of the table, for transports: on launch->stream, what the dtype and the operation ask for has been
- * checked. The lists of pointers are read during the call. */
+/* The two as entries of the table, for transports: on launch->stream; dtype and operation have been checked. The lists
+ * of pointers are read during the call. */
 typedef struct xd_reduce_kernels {
     xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
                         int64_t count, xd_dtype dtype, xd_reduce_op op);
@@ -4408,27 +4408,27 @@ XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
 
-/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
+/* The losses over a row of logits, in steps that each vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
- *   references   per row and shard: largest x and where, y there, largest y
+ *   references   per row and shard: largest x and its id, y at that id, largest y
  *   stats        per row and shard: the sums below, taken relative to references
  *   combine      all shards' references and sums -> the scalars of the row, in rank order
  *   mixture      JSD only: two more sums, which need the normalisers of combine; mixture_combine merges them
  *   grad         the gradient of this shard's columns
  *
- * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every
- * term is the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
+ * References may be those of each shard (one exchange: combine rescales) or merged first (INVARIANT: then every
+ * term is the same wherever the row is split, and sums are xd_fixed). Rows whose scale is 0 are skipped.
  *
- *   HARD     sum_v e^(x - M)                      CROSS  what the divergence needs, z = x/tau, u = y/tau:
+ *   HARD     sum_v e^(x - M)                      CROSS  by divergence, z = x/tau, u = y/tau:
  *   SOFT     sum_v e^((x - M)/tau)                         forward  sum e^(u - N) ((u - N) - (z - M))
  *   TEACHER  sum_v e^((y - N)/tau)                         reverse  sum e^(z - M) ((z - M) - (u - y_arg/tau))
  *   LINEAR   sum_v (x - M)                                 soft CE  sum e^(u - N) (z - M)
  *   TARGET   x_label - M, on the shard that owns it
- *   BAD      how many terms were not finite; xd_fixed: high counts those, low the terms that were too large
+ *   BAD      number of terms that were not finite; xd_fixed: high counts those, low the terms that were too large
  *
- * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
- * exactly 0 there, and nothing cancels. */
+ * The reverse form is relative to the student's most probable id: on nearly one-hot rows the largest term is
+ * exactly 0, so nothing cancels. */
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
 enum {
@@ -4446,7 +4446,7 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in it, only -infinity, or an infinite loss */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
     XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
     XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
@@ -4456,7 +4456,7 @@ typedef struct xd_loss_row {
     double max, teacher_max, teacher_at_arg; /* references over the whole row */
     double hard_log, soft_log, teacher_log;  /* logarithms of the HARD, SOFT and TEACHER sums */
     double top;                              /* JSD: ln(student/mixture) of the student's most probable id */
-    double mean;   /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
+    double mean;   /* reverse: CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
     double hard;   /* cross entropy of the row, nats */
     double soft;   /* divergence of the row, nats, without tau^2 */
     double argmax; /* the student's most probable id, lowest among equals */
@@ -4468,7 +4468,7 @@ typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
@@ -4500,8 +4500,8 @@ typedef struct xd_loss_kernels {
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture_combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*grad)(const xd_launch *launch, const xd_loss_args *args);
-    /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
-     * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
+    /* Optional, not for fixed sums: references and stats in one pass; and where one shard is the whole row, all steps
+     * (the gradient when gradient.data is set), row by row, so that a row is read from memory once. */
     xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
 } xd_loss_kernels;
 
@@ -4510,12 +4510,12 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
 /* >>kernel/loss_scalar */
 
-/* What losses over rows do to the few numbers of a row, in double; kernel/loss.h has the formulas. `hard` and `soft` say
- * which losses a call has. */
+/* What losses over rows compute from the few values of a row, in double; kernel/loss.h has the formulas. `hard` and
+ * `soft`: the losses that a call has. */
 
 /* ---- references ---- */
 
-/* Of no shard. */
+/* The references before the first shard. */
 XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_MAX] = -(double)INFINITY;
     ref[XD_LOSS_ARG] = -1.0;
@@ -4523,7 +4523,7 @@ XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
 }
 
-/* Joins one shard's references to those of the shards before it. */
+/* Merges one shard's references into those of the shards before it. */
 XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
     const bool wins =
         shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
@@ -4540,14 +4540,14 @@ XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
 
 /* ---- sums ---- */
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
+/* Adds one shard's sums, which are relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 adds nothing; its sums may be infinite. */
 XD_SCALAR void xd_loss_rescale(const xd_loss_args *a, const double *ref, const double *own,
                                const double *sums, int64_t columns, double *total) {
     const double shift = xd_sub(own[XD_LOSS_MAX], ref[XD_LOSS_MAX]), z = shift / a->temperature;
     const double teacher_shift = xd_sub(own[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
     const double f = exp(z), g = exp(teacher_shift);
-    double along = 0.0; /* how far CROSS moves per unit of the sum that weighs it */
+    double along = 0.0; /* change of CROSS per unit of the sum that weights it */
     total[XD_LOSS_BAD] = xd_add(total[XD_LOSS_BAD], sums[XD_LOSS_BAD]);
     if (columns == 0) return;
     total[XD_LOSS_HARD] = xd_add(total[XD_LOSS_HARD], xd_mul(exp(shift), sums[XD_LOSS_HARD]));
@@ -4611,7 +4611,7 @@ XD_SCALAR void xd_loss_take_references(const double *ref, xd_loss_row *row) {
     row->argmax = ref[XD_LOSS_ARG];
 }
 
-/* From the sums of the whole row, of `size` columns; its references are taken. */
+/* From the sums of the whole row, of `size` columns; its references are set already. */
 XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int64_t size, const double *total,
                                xd_loss_row *row) {
     if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
@@ -4645,7 +4645,7 @@ XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, do
     xd_loss_clear_finding(row);
 }
 
-/* What a caller sees of a row, from its two losses and their weights. */
+/* The loss of a row that callers see, from its two losses and their weights. */
 XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
     return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
 }
@@ -4680,8 +4680,8 @@ XD_SCALAR double xd_loss_add_soft(const xd_loss_args *a, double hard, double sof
 
 /* >>kernel/topk */
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
- * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
+/* Top-k losses: sums over the columns outside a row's ids, and the logits at the ids, in three steps as in
+ * kernel/loss.h: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
  * x/tau:
  *   OUTSIDE  sum over v not in ids of e^(z - M)
  *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
@@ -4693,7 +4693,7 @@ typedef struct xd_topk_side {
     int finding;                  /* xd_row_finding */
 } xd_topk_side;
 
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
+/* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
  * with ln p_v = (x - max)/tau - log. All times scale. */
 typedef struct xd_topk_row {
     double max, log;
@@ -4711,12 +4711,12 @@ typedef struct xd_topk_args {
     xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
-    bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] 0 -> the row is passed over */
+    bool outside;            /* the two sums are requested */
+    const double *row_scale; /* [rows] 0 -> the row is skipped */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [threads of the context, k] scratch; a device wants [rows, k] */
+    int64_t *order; /* [threads of the context, k] scratch; a device needs [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -4724,30 +4724,30 @@ typedef struct xd_topk_args {
 
 /* Both sides after the merge: what divergence and grad read and write. */
 typedef struct xd_topk_kl_args {
-    xd_rows logits;     /* the student's, and so are values and side */
+    xd_rows logits;     /* the student's, like values and side */
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
     xd_vocab_shard vocab;
     double temperature;
-    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
+    double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;    /* of the gradient, beside row_scale */
+    double weight;    /* of the gradient, in addition to row_scale */
     double *slots;    /* [rows, k] gradient at each id */
     float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device needs [rows, 3 (k + 1)] */
     xd_topk_row *row; /* [rows] */
     xd_rows gradient;
 } xd_topk_kl_args;
 
-/* What the caller gave, and where the other entries' form of it goes. */
+/* The ids and values as the caller gave them, and where to write them in the form that the other kernels read. */
 typedef struct xd_topk_entries_args {
     int64_t count;       /* of entries, rows k */
     int64_t size;        /* of the vocabulary */
@@ -4787,8 +4787,8 @@ XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
 /* >>kernel/topk_scalar */
 
-/* What top-k losses do to one entry and to the few numbers of a row, in double. s and t are the logarithms of an entry's
- * probabilities, the student's and the teacher's. */
+/* What top-k losses compute from one entry and from the few values of a row, in double. s and t are the logarithms of the
+ * student's and the teacher's probability of an entry. */
 
 /* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
 XD_SCALAR double xd_topk_floor(void) {
@@ -4804,7 +4804,7 @@ XD_SCALAR void xd_topk_rescale(xd_topk_side *side, double temperature, double ma
     side->entropy = xd_add(side->entropy, xd_mul(f, xd_add(entropy, xd_mul(outside, shift))));
 }
 
-/* Where the student's probability is. */
+/* How the student's probability is distributed. */
 typedef struct xd_topk_masses {
     double log;                           /* of its sum over all columns */
     double inside;                        /* of the ids */
@@ -4850,20 +4850,20 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
     return t;
 }
 
-/* What beta is of a divergence: the forward and the reverse KL are its ends. */
+/* The beta of a divergence: the forward and the reverse KL are its limits 0 and 1. */
 XD_SCALAR double xd_topk_beta(xd_divergence divergence, double beta) {
     if (divergence == XD_KL_FORWARD) return 0.0;
     return divergence == XD_KL_REVERSE ? 1.0 : beta;
 }
 
-/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: its part of the loss, and *gradient is added to. */
+/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: returns its part of the loss and adds to *gradient. */
 XD_SCALAR double xd_topk_forward(double s, double t, double weight, double mass, double *gradient) {
     const double q = exp(t);
     *gradient = xd_add(*gradient, xd_mul(weight, xd_sub(xd_mul(exp(s), mass), q)));
     return q > 0.0 ? xd_mul(xd_mul(weight, q), xd_sub(t, s)) : 0.0;
 }
 
-/* The gradient outside of the forward KL, whose entries have `mass`, the tail's `tail` among it when it flows. */
+/* The gradient of the forward KL outside; `mass`: of its entries, including the tail's `tail` when tail_flows. */
 XD_SCALAR double xd_topk_forward_outside(const xd_topk_masses *m, double weight, double mass, double tail) {
     return xd_mul(weight, m->tail_flows ? xd_sub(mass, tail / m->outside_mass) : mass);
 }
@@ -4884,18 +4884,18 @@ XD_SCALAR double xd_topk_ratio(double s, double t, double beta, double *loss) {
     return p > 0.0 ? xd_mul(rest, student) : 0.0;
 }
 
-/* What the outside adds to the mean of r - offset, where its r is `outside`. */
+/* The part of the outside in the mean of r - offset; `outside`: its r. */
 XD_SCALAR double xd_topk_outside_mean(const xd_topk_masses *m, double outside, double offset,
                                       bool zero_outside) {
     return xd_add(xd_mul(xd_sub(outside, offset), m->outside_mass), zero_outside ? m->outside_entropy : 0.0);
 }
 
-/* The gradient of an entry whose r it is. */
+/* The gradient of an entry with the ratio r. */
 XD_SCALAR double xd_topk_backward(double s, double weight, double r, double offset, double mean) {
     return xd_mul(xd_mul(weight, exp(s)), xd_sub(xd_sub(r, offset), mean));
 }
 
-/* What the outside adds to a row when all that is outside counts, with the logarithm of its probability as e^-100. */
+/* Adds the outside to a row when all columns outside count, with -100 as the teacher's log-probability. */
 XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_topk_row *row) {
     row->entropy = xd_add(row->entropy, weight);
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
@@ -4911,26 +4911,26 @@ XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, doubl
 
 /* >>kernel/mft */
 
-/* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
- * the teacher, tau the temperature; what one rank finds of a row travels between two calls.
+/* Two more losses in the manner of kernel/loss.h, in steps that each vocabulary shard can compute alone. x is the
+ * student, y the teacher, tau the temperature; the ranks exchange their parts of a row between two calls.
  *
  * Minimal fine-tuning corrects the teacher's t towards the label, q = (1 - mu) t + mu onehot(label). Only the label's
- * entry is more than a multiple of t, so all sums are those of KL(t || p), which the loss entries make: as the reverse
- * KL of exchanged sides, whose most probable id is then the teacher's favourite. What is left:
+ * entry is more than a multiple of t, so all sums are those of KL(t || p), which the loss entries compute: as the
+ * reverse KL with the sides exchanged, whose most probable id is then the teacher's. The remaining steps:
  *
  *   at_label   per row and shard: x and y at the label, 0 on the shards that lack it
- *   correct    all shards' -> mu and the divergence from q; the row's sides change back
+ *   correct    all shards' -> mu and the divergence from q; the row's sides are exchanged back
  *   write      terms and gradient of this shard's columns
  *
  * Cosine:
  *
  *   largest    per row and shard: the largest |x| and |y|, when sums are xd_fixed
  *   products   per row and shard: sum x x, sum y y and sum x y; fixed ones of x and y over powers of two above largest
- *   cosine     all shards' -> the row's lengths and cosine
+ *   cosine     all shards' -> the row's norms and cosine
  *   slopes     the gradient of this shard's columns
  *
- * Products of two logits are exact in double and the rest is double too, so fixed sums make the same bits on every
- * processor. Rows whose scale is 0 are passed over. */
+ * Products of two logits are exact in double and everything else is double too, so fixed sums give the same bits on every
+ * processor. Rows whose scale is 0 are skipped. */
 
 /* The two sides of a row: logits at the label, or largest magnitudes. */
 enum { XD_MFT_STUDENT, XD_MFT_TEACHER, XD_MFT_SIDES };
@@ -4938,25 +4938,25 @@ enum { XD_MFT_STUDENT, XD_MFT_TEACHER, XD_MFT_SIDES };
 /* Sums of the cosine. */
 enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
 
-/* What a length is at least, where it divides. */
+/* Lower bound on a norm that divides. */
 #define XD_COSINE_LEAST 1e-12
 
 /* Inputs and outputs of the entries. */
 typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
-    double weight;           /* of the loss in terms and gradient, tau^2 among it */
+    double weight;           /* of the loss in terms and gradient, tau^2 included */
     bool fixed;              /* sums are xd_fixed */
     double *sides;           /* [rows, XD_MFT_SIDES] */
     const double *all_sides; /* [shards][rows, XD_MFT_SIDES], in rank order */
     void *sums;              /* [rows, XD_COSINE_SUMS] double or xd_fixed */
     const void *all_sums;    /* [shards][rows, XD_COSINE_SUMS] */
     /* [rows] soft, finding and, of minimal fine-tuning, max, teacher_max, soft_log, teacher_log, argmax (the teacher's)
-     * and mean (mu); of the cosine max and teacher_max (the two lengths) and mean (the cosine) */
+     * and mean (mu); of the cosine max and teacher_max (the two norms) and mean (the cosine) */
     xd_loss_row *row;
     /* Data NULL -> none; columns past the shard's are set to zero. */
     xd_rows terms;    /* f32: weight q ln(q/p) */
@@ -4979,17 +4979,18 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 
 /* >>kernel/mft_scalar */
 
-/* What minimal fine-tuning and the cosine do to the few numbers of a row, in double; kernel/mft.h has the formulas. */
+/* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
+ * formulas. */
 
-/* A row whose loss is not finite has none. */
+/* A loss that is not finite becomes 0, with a finding. */
 XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
     if (isfinite(row->soft)) return;
     row->soft = 0.0;
     row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
+ * one) by the threshold or, where the label is the favourite, until it has increased by that much. */
 XD_SCALAR double xd_mft_share(double favourite, double label, bool right, double threshold) {
     if (!right)
         return xd_add(xd_sub(favourite, label), threshold) /
@@ -5003,8 +5004,8 @@ XD_SCALAR double xd_mft_entropy(double p) {
     return p > 0.0 ? xd_mul(p, log(p)) : 0.0;
 }
 
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+/* The loss entries had the teacher as the student. Sums include the 1 of the largest element but, computed in f32, may
+ * still be below 1; then a favourite would have a probability above 1, for which mu is meaningless. */
 XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
     const double max = row->max, log_sum = row->soft_log;
     row->max = row->teacher_max;
@@ -5028,7 +5029,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
     xd_mft_judge(row);
 }
 
-/* A column's term and gradient, whose logits are x and y; `label`: it is the label's. */
+/* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
 XD_SCALAR void xd_mft_column(const xd_mft_args *a, int64_t r, double x, double y, bool label, double *term,
                              double *gradient) {
     const xd_loss_row *row = a->row + r;
@@ -5075,10 +5076,10 @@ XD_SCALAR void xd_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, do
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
 
-/* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
+/* One rank's part of a denominator, as integers, so that the sum over ranks is exact. */
 enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
 
-/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+/* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
     XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
     XD_RECORD_SOFT = 2,
@@ -5086,7 +5087,7 @@ enum {
     XD_RECORD_LABEL, /* rows with a finding, by kind */
     XD_RECORD_NOT_FINITE,
     XD_RECORD_OVERFLOW,
-    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and what the status shows of it */
+    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
     XD_RECORD_WORDS
 };
@@ -5137,8 +5138,8 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void);
 
 /* >>kernel/softmax */
 
-/* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
- * and what follows from all shards' parts. */
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: the steps that a shard computes
+ * alone, and those that merge the parts of all shards. */
 
 /* Partials of a row: largest element, its lowest global id (-1: no columns), sum of e^((x - largest) / tau). */
 enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
@@ -5193,13 +5194,13 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 
 /* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
  * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
- * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry
- * says otherwise; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
- * independent of each other, so the result does not depend on how an array is cut; every rounding is
+ * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless the comment of an
+ * entry names others; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
+ * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
- * gradient in some step falls behind the others. */
+ * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
     float *master; /* [count] parameter in f32 */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
@@ -5215,17 +5216,17 @@ typedef struct xd_update_array {
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
     void *
-        average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
-                    * the same pass over memory and with the same bits; NULL -> none */
+        average; /* [count]; updated from the new parameter (value, or master when that is NULL) as by the lerp entry,
+                    * in the same pass over memory and with the same bits; NULL -> none */
     xd_dtype average_dtype; /* also F64 */
-    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
-     * step_size, root_correction and fresh of it and adds one. NULL -> those three hold as given. */
+    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry computes
+     * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
-/* Memory of a device in which an entry keeps the list of arrays of its last call: whoever comes with the same arrays
- * again gives the same one, and only what has changed travels. Made by the table, for as many arrays. */
+/* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
+ * again passes the same xd_array_list, and only changes are copied. Created by the table for a maximum number of arrays. */
 typedef struct xd_array_list xd_array_list;
 
 /* Inputs and outputs of an optimizer entry. */
@@ -5239,11 +5240,11 @@ typedef struct xd_update_args {
     float eps;                       /* Adam */
     float momentum;                  /* SGD */
     bool couple_decay;               /* Adam: the L2 form, weight decay through the gradient */
-    bool maximize;                   /* turn the sign of every gradient */
+    bool maximize;                   /* change the sign of every gradient */
     double keep;                     /* of the averages; see xd_lerp_args */
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
-    xd_array_list *list;             /* NULL -> nothing is kept */
+    xd_array_list *list;             /* NULL -> the list of arrays is not stored */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -5259,9 +5260,9 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, formed in double and rounded once */
+    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
     bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> nothing is kept */
+    xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -5278,7 +5279,7 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
+    bool replica; /* another rank adds these elements; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
 /* Inputs and outputs of the norm entry. */
@@ -5299,7 +5300,7 @@ typedef struct xd_clip_args {
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* gets not_finite added; NULL -> not recorded */
+    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */
@@ -5310,8 +5311,8 @@ typedef struct xd_scale_args {
     float factor;
 } xd_scale_args;
 
-/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
- * whose dtype has no place here; then nothing was written. adam, sgd, lerp and cast do nothing when
+/* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -5320,7 +5321,7 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to so many arrays. Destroying takes effect behind work already launched. */
+    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
 } xd_optimizer_kernels;
@@ -5328,13 +5329,13 @@ typedef struct xd_optimizer_kernels {
 /* The clip entry of every CPU level. */
 XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
 
-/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
+/* The factor for a given norm. Pure. Here max_norm 0 means zero. */
 XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* The plain CPU entries: what the others are checked against. A constant table. */
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 
-/* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
+/* The value of limbs with carries propagated, none negative, rounded to double once. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
 /* >>kernel/optimizer_scalar */
@@ -5353,13 +5354,13 @@ typedef struct xd_update_rules {
     bool couple_decay, maximize;
 } xd_update_rules;
 
-/* What an array's step is formed with: fields of xd_update_array, and the scale of the gradient, if it has one. */
+/* The scalars of an array's step: fields of xd_update_array, and the scale of the gradient, if there is one. */
 typedef struct xd_update_scalars {
     float scale, decay, weight_decay, step_size, root_correction;
     bool scaled, fresh;
 } xd_update_scalars;
 
-/* The gradient that an update works with: scaled and turned as asked. */
+/* The gradient that an update uses: scaled, and with its sign changed for `maximize`. */
 XD_SCALAR float xd_update_gradient(const xd_update_rules *rules, const xd_update_scalars *s, float gradient) {
     if (s->scaled) gradient = xd_mulf(gradient, s->scale);
     return rules->maximize ? -gradient : gradient;
@@ -5394,7 +5395,7 @@ XD_SCALAR void xd_sgd_element(const xd_update_rules *rules, const xd_update_scal
     *p = xd_fmaf(-s->step_size, *buffer, *p);
 }
 
-/* 1 - beta^t, rounded after the power, whose products come in a fixed order, and after the difference. */
+/* 1 - beta^t, rounded after the power, whose products have a fixed order, and after the difference. */
 XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     double power = 1.0;
     for (; t > 0; t >>= 1, beta = xd_mul(beta, beta))
@@ -5402,7 +5403,7 @@ XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     return xd_sub(1.0, power);
 }
 
-/* The scalars of step t, formed in double and rounded once. `adam`: of adam, not of sgd. */
+/* The scalars of step t, computed in double and rounded once. `adam`: of adam, not of sgd. */
 XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t t, bool adam) {
     return (float)(adam ? learning_rate / xd_update_correction(beta1, t) : learning_rate);
 }
@@ -5413,12 +5414,12 @@ XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
 
 /* ---- averages ---- */
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+/* lerp: target <- target + w (source - target), w = 1 - keep computed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would have an error of 0.02 % for 0.9999). The source is rounded to the target's
  * dtype first.
  *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ *   |w| <  0.5   fma(w, d, target)          w = 0 gives the bits of the target
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 gives the bits of the source
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 XD_SCALAR float xd_lerp_f32(float weight, float keep, bool weighted_sum, float target, float source) {
     if (weighted_sum) return xd_fmaf(weight, source, xd_mulf(keep, target));
@@ -5444,7 +5445,7 @@ XD_SCALAR uint32_t xd_norm_mantissa(float x, int *exponent) {
     return (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+/* Propagates carries: every limb but the last is then in [0, 2^32). The value does not change. */
 XD_SCALAR void xd_norm_carry(int64_t *limbs) {
     for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
         limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
@@ -5462,7 +5463,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
     if (head == 0) return 0.0;
     uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    int shift = 0; /* moves the leading bit to the top: 11 bits are then below the last bit of a double */
     while (!(head >> 63)) {
         head = (head << 1) | ((below >> 31) & 1u);
         below = (below << 1) & 0xffffffffu;
@@ -5473,7 +5474,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
 }
 
-/* What the sums of all ranks say. */
+/* The norm, from the sums of all ranks. */
 XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
     if (sum->nan > 0) return (double)NAN;
     if (sum->not_finite > 0) return (double)INFINITY;
@@ -5490,7 +5491,7 @@ XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) 
     return c < 1.0 ? (float)c : 1.0f;
 }
 
-/* The clip entry, whose sums are given: the norm, the factor, the finding. */
+/* The clip entry, from its sums: the norm, the factor, the finding. */
 XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->norm = xd_norm_read(args->sum, args->type, args->exact);
     *args->not_finite = args->sum->not_finite;
@@ -5517,48 +5518,48 @@ typedef struct xd_matmul_args {
     float *out;  /* [m, n]; must not overlap a or b */
     int64_t out_stride;
     bool accumulate; /* add to what out holds */
-    /* Both sides are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
-     * bf16 faster. The others ignore it. */
+    /* Both operands are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
+     * bf16 faster. Other backends ignore it. */
     bool bf16;
 } xd_matmul_args;
 
 /* Bytes of workspace that one product needs, whatever its size. */
 #define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))
 
-/* The rows as a matrix, and the transposed matrix; nothing moves. */
+/* The rows as a matrix, and the transposed matrix; both are views. */
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
 XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
 /* The matrix product of a context's kernel table, on its threads.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> taken from the
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> allocated by the
  *              context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
- * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
- * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
- * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
- * INVARIANT; it has an order of its own, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
+ * result has the same bits whichever rows and columns are computed with it, and `accumulate` over blocks of
+ * k whose lengths are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled
+ * with it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
+ * INVARIANT; it has a different order, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
  * ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
 
 /* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
- * machine has the level (xd_cpu_best). Pure. */
+ * machine must have the level (xd_cpu_best). Pure. */
 XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
 /* >>kernel/xtoken */
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
- * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
+ * device. Sums over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
 
-/* The floor of divisions and logarithms. */
+/* Lower bound on divisors and arguments of logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
-/* Floats of scratch that the entries over whole vocabularies want. */
+/* Floats of scratch that the entries over whole vocabularies need. */
 #define XD_XTOKEN_SCRATCH 34064
 
-/* Rows at work: rows[0 .. count) of the logits. places[i] is the chunk of rows[i] among those at hand, ascending. With
- * lse, p = exp(z / temperature - lse). */
+/* The rows of a call: rows[0 .. count) of the logits. places[i] is the index of the chunk of rows[i] among those of the
+ * call, ascending. With lse, p = exp(z / temperature - lse). */
 typedef struct xd_xtoken_rows {
     xd_rows logits;
     int64_t columns; /* of the logits, without padding */
@@ -5590,30 +5591,30 @@ typedef struct xd_xtoken_matrix {
         *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
 } xd_xtoken_matrix;
 
-/* The columns of chunks that have each their own. M is the transposed projection in these; without column_begin a
- * teacher's id is the student's. */
+/* The columns of chunks that each have a list of their own. M is the transposed projection in these columns; without
+ * column_begin a teacher's id equals the student's. */
 typedef struct xd_xtoken_lists {
     xd_xtoken_projection projection;
-    int64_t count;         /* chunks at hand; the projection has its teacher_size in any case */
+    int64_t count;         /* chunks of the call; the teacher_size of the projection is set in any case */
     const int64_t *offset; /* [count + 1] where the list of each chunk begins */
     const int32_t *ids;    /* [entries] teacher ids, distinct within a chunk */
     int64_t entries;       /* offset[count] */
 } xd_xtoken_lists;
 
-/* One chunk's sums become its divergence. */
+/* One chunk: sizes and settings, and the divergence computed from its sums. */
 typedef struct xd_xtoken_chunk {
     double student, teacher; /* positions on each side, plus XD_XTOKEN_EPSILON */
     double factor;           /* of the derivative; 0 -> it is zero */
     double value;            /* out: d(c) */
-    double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
+    double delta;            /* out: sum of q dy, which is the delta of a chunk of one position */
     double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
-    bool compared;  /* false: nothing is done but dy = 0 */
-    bool alone;     /* of one position on the student's side, whose delta the divergence tells */
-    bool agree;     /* out: the likeliest column is the same on both sides */
+    bool compared;  /* false: dy is set to 0 and nothing else is done */
+    bool alone;     /* one position on the student's side: `divergence` gives its delta */
+    bool agree;     /* out: the most likely column is the same on both sides */
 } xd_xtoken_chunk;
 
-/* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
- * numbers are -1 and the mean is -infinity. */
+/* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
+ * indices are -1 and the mean is -infinity. */
 enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
 
 /* A list of ids whose largest probabilities are sorted. */
@@ -5624,28 +5625,28 @@ typedef struct xd_xtoken_tail {
     double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
     int64_t *found; /* [k] out: ids less begin; -1 past the last */
     float *scratch; /* [count] */
-    bool fixed;     /* the same values however the list is cut */
+    bool fixed;     /* the same values however the list is split over shards */
 } xd_xtoken_tail;
 
 /* Moments of a row at temperature 1: its largest logit, ln sum e^(z - largest), the entropy with a floor of
- * XD_XTOKEN_EPSILON under the logarithm (0 when not asked for), and the logit at its label: NaN for a label
+ * XD_XTOKEN_EPSILON under the logarithm (0 when not requested), and the logit at its label: NaN for a label
  * outside the columns. The second is NaN for a row that is not finite. */
 enum { XD_XTOKEN_LARGEST, XD_XTOKEN_LOG_SUM, XD_XTOKEN_ENTROPY, XD_XTOKEN_LABEL, XD_XTOKEN_MOMENTS };
 
-/* What all shards found of one chunk: their likeliest pairs, and behind these their sorted tails. */
+/* What all shards found for one chunk: their most likely pairs, then their sorted tails. */
 typedef struct xd_xtoken_merge {
     const double *all; /* [shards][stride]: XD_XTOKEN_BEST_WORDS, then [k] */
     int64_t stride, k;
     int shard, shards;
     const double *others; /* [k] the teacher's tail */
-    const int64_t *found; /* [k] columns of this shard's own tail; -1: no entry */
+    const int64_t *found; /* [k] columns of this shard's tail; -1: no entry */
     float *slope;         /* [columns of this shard] */
     double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
     int64_t *places; /* [shards] scratch */
 } xd_xtoken_merge;
 
 /* Rows of several sequences and the chunks that they belong to. ids and sizes are memory of the host on every
- * device; they travel with the launches and may change when the call has returned. */
+ * device; they are passed as kernel arguments and may change when the call has returned. */
 typedef struct xd_chunk_args {
     xd_rows rows;         /* values, or the gradient: [sequences * held, n] f32 or bf16 */
     const int64_t *ids;   /* [rows] chunk in its sequence; -1: none */
@@ -5661,7 +5662,7 @@ typedef struct xd_chunk_args {
 /* p M of the rows, summed over each chunk's. */
 typedef struct xd_xtoken_project_args {
     xd_xtoken_rows x;
-    int64_t place_count; /* chunks at hand */
+    int64_t place_count; /* chunks of the call */
     xd_xtoken_matrix matrix;
     double *cells; /* [place_count, k] */
     bool fixed;
@@ -5702,12 +5703,12 @@ typedef struct xd_xtoken_delta_args {
     float *scratch; /* [project_scratch] */
 } xd_xtoken_delta_args;
 
-/* Cells of deltas become what the gradients take. */
+/* Turns cells of deltas into the form that the gradients take. */
 typedef struct xd_xtoken_row_deltas_args {
     const double *cells; /* [count] */
     bool fixed;
     const int64_t *places;         /* [count] */
-    const xd_xtoken_chunk *chunks; /* those at hand */
+    const xd_xtoken_chunk *chunks; /* those of the call */
     int64_t count;
     double *out; /* [count] */
 } xd_xtoken_row_deltas_args;
@@ -5745,22 +5746,22 @@ typedef struct xd_xtoken_total_args {
     float *scratch; /* [XD_XTOKEN_SCRATCH] */
 } xd_xtoken_total_args;
 
-/* A chunk of pairs and tails is complete. */
+/* Completes a chunk of pairs and tails. */
 typedef struct xd_xtoken_close_args {
     const double *cells; /* [2] sums of `pair` and of `total` */
     bool fixed;
     const double *merged; /* [2] out of `merge` */
     double scale;
     int64_t count; /* rows */
-    double *out;   /* [count] what the gradient takes as delta */
+    double *out;   /* [count] delta for the gradient */
     xd_xtoken_chunk *chunk;
 } xd_xtoken_close_args;
 
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    xd_ids labels;   /* [rows of logits] or none: none is looked at */
-    bool entropy;    /* it is asked for */
+    xd_ids labels;   /* [rows of logits], or none: no logits at labels */
+    bool entropy;    /* whether it is requested */
     bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
     double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
@@ -5771,7 +5772,7 @@ typedef struct xd_xtoken_pick_args {
     const int64_t *ids; /* [k] */
     int64_t k;
     double scale;
-    bool add;    /* to what is there */
+    bool add;    /* add to out instead of overwriting it */
     double *out; /* [count, k] */
 } xd_xtoken_pick_args;
 
@@ -5780,11 +5781,11 @@ typedef struct xd_xtoken_compare_args {
     double *student, *teacher; /* [count, k] logits */
     xd_xtoken_chunk *chunks;   /* [count] */
     int64_t count, k;
-    double temperature, divisor; /* divisor: of the teacher's logits, beside the temperature */
+    double temperature, divisor; /* divisor: of the teacher's logits, in addition to the temperature */
     bool reverse;
 } xd_xtoken_compare_args;
 
-/* Where ids are in a list of them. */
+/* The index of each id in a list of ids. */
 typedef struct xd_xtoken_slots_args {
     const int64_t *ids; /* [k] */
     int64_t k, size;
@@ -5803,7 +5804,7 @@ typedef struct xd_xtoken_list_args {
     bool reverse;
 } xd_xtoken_list_args;
 
-/* What all gradients take: the rows, where they go, and the cross entropy that a row's first writer brings along,
+/* What all gradients take: the rows, the output, and the cross entropy, which the first writer of a row adds,
  *   ce_factor ce_weight (softmax(z) - one at the label) */
 typedef struct xd_xtoken_gradient {
     xd_xtoken_rows x;
@@ -5812,8 +5813,8 @@ typedef struct xd_xtoken_gradient {
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
     xd_ids labels;    /* [rows of logits] */
-    uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
-    bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
+    uint8_t *written; /* [rows of logits] the row has been written: add to it. Every writer marks its rows */
+    bool fixed;       /* INVARIANT: a CPU rounds no intermediate value to f32 */
 } xd_xtoken_gradient;
 
 /* The gradient through a projection. */
@@ -5856,10 +5857,11 @@ typedef struct xd_xtoken_list_gradient_args {
     void *scratch; /* [list_bytes] */
 } xd_xtoken_list_gradient_args;
 
-/* The gradient by the log-probabilities of labels. */
+/* The gradient through the log-probabilities of labels. */
 typedef struct xd_xtoken_label_gradient_args {
     xd_xtoken_gradient to;
-    const double *slopes; /* [count] derivative by the label's log-probability at temperature 1 */
+    const double
+        *slopes; /* [count] derivative with respect to the label's log-probability at temperature 1 */
 } xd_xtoken_label_gradient_args;
 
 /* log-sum-exps of all rows from sums in fixed point. */
@@ -5885,7 +5887,7 @@ typedef struct xd_xtoken_product_args {
 
 /* Entries of the kernel table; each means the same on every device. */
 typedef struct xd_xtoken_kernels {
-    /* bytes of matrix->prepared; of the projection the host's pointers alone are read */
+    /* bytes of matrix->prepared; reads only the host's pointers of the projection */
     size_t (*matrix_bytes)(const xd_xtoken_matrix *matrix);
     /* floats of scratch for k columns in J, and fixed cells or not */
     int64_t (*project_scratch)(int64_t k, bool fixed);
@@ -5897,9 +5899,9 @@ typedef struct xd_xtoken_kernels {
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
-    /* cells += sum of p M dy / largest, but for rows whose chunk is alone or has a largest of 0 */
+    /* cells += sum of p M dy / largest, except for rows whose chunk is alone or has a largest of 0 */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_delta_args *args);
-    /* out = cells times largest; of chunks that are alone their delta; 0 where largest is 0 */
+    /* out = cells times largest; for chunks that are alone, their delta; 0 where largest is 0 */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_row_deltas_args *args);
     /* cells = the rows' sum of scale log_softmax(z / temperature) */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_log_probs_args *args);
@@ -5907,8 +5909,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*pair)(const xd_launch *launch, const xd_xtoken_pair_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
-    /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
-     * list is this shard's */
+    /* merges the shards' tails into one list, among equals the lowest shard's first: out, and slope for the entries
+     * that are this shard's */
     xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
     xd_result (*total)(const xd_launch *launch, const xd_xtoken_total_args *args);
@@ -5919,27 +5921,27 @@ typedef struct xd_xtoken_kernels {
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
     /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
-    /* value, agree and largest of chunks, of which only those marked as compared are touched; student becomes the
-     * derivative of value by its logits over the temperature */
+    /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
+     * respect to its logits divided by the temperature */
     xd_result (*compare)(const xd_launch *launch, const xd_xtoken_compare_args *args);
-    /* slots = place of each id in `ids`, -1 where it has none */
+    /* slots = index of each id in `ids`, -1 for an id that is not in it */
     xd_result (*slots)(const xd_launch *launch, const xd_xtoken_slots_args *args);
 
     /* cells += p M of the rows, in the columns of their chunk */
     xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
      * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
-     * epsilon here, and chunks without a list are left alone. */
+     * epsilon here, and chunks without a list are not changed. */
     xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* cells += sum of p M dy / largest */
     xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* floats of scratch of pick_gradient for `columns` of a shard */
     int64_t (*pick_scratch)(int64_t columns);
-    /* bytes of scratch of list_gradient for `columns` of a shard; of the lists the numbers alone are read */
+    /* bytes of scratch of list_gradient for `columns` of a shard; reads only the counts of the lists */
     size_t (*list_bytes)(int64_t columns, const xd_xtoken_lists *lists);
 
-    /* The gradient of rows at work: what it holds where the row was written, else the cross entropy, plus ... Rows
-     * of a chunk whose largest is 0 are left alone. */
+    /* The gradient of the rows of the call: what it holds where the row was written, else the cross entropy, plus ...
+     * Rows of a chunk whose largest is 0 are not changed. */
     /* ... p (M dy - delta) / temperature */
     xd_result (*project_gradient)(const xd_launch *launch, const xd_xtoken_project_gradient_args *args);
     /* ... scale u - p delta */
@@ -5950,19 +5952,19 @@ typedef struct xd_xtoken_kernels {
     xd_result (*list_gradient)(const xd_launch *launch, const xd_xtoken_list_gradient_args *args);
     /* ... slopes (one at the label - softmax(z)) */
     xd_result (*label_gradient)(const xd_launch *launch, const xd_xtoken_label_gradient_args *args);
-    /* Of all rows, at work or not, those that nobody has written: the cross entropy. */
+    /* The cross entropy of all rows that have not been written, rows of the call or not. */
     xd_result (*rest_gradient)(const xd_launch *launch, const xd_xtoken_gradient *to);
 
     /* Averages of chunks. */
 
     /* out += the rows of each chunk, in their order */
     xd_result (*chunk_sums)(const xd_launch *launch, const xd_chunk_args *args);
-    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of rows only cols is looked at. */
+    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of `rows`, only cols is read. */
     xd_result (*chunk_averages)(const xd_launch *launch, const xd_chunk_args *args);
     /* rows = weight / size of their chunk, 0 for those without one */
     xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
-    /* out = fixed cells [count] as doubles, in memory apart from theirs */
+    /* out = fixed cells [count] as doubles, in other memory than cells */
     xd_result (*settle)(const xd_launch *launch, const double *cells, int64_t count, double *out);
     /* fixed cells += sum of exp((z - lse) / temperature) */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
@@ -5982,10 +5984,10 @@ XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 /* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
  * log-probabilities of tokens. All pointers are memory of the device. */
 
-/* The floor of probabilities of merged tokens, and of those of the generalised JSD. */
+/* Lower bound on the probabilities of merged tokens, and on those of the generalised JSD. */
 #define XD_ULD_FLOOR 1e-8
 
-/* Elements of a sorted list, or pairs of ids, that a block of a device takes at a time. */
+/* Elements of a sorted list, or pairs of ids, that a block of a device processes at a time. */
 enum { XD_ULD_SEGMENT = 4096 };
 
 /* Bytes of scratch for lists of n elements and pairs together. */
@@ -5994,22 +5996,23 @@ enum { XD_ULD_SEGMENT = 4096 };
 /* The two sides. */
 enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
 
-/* A pair of groups of tokens. The distribution of a side is the base row's times the probabilities that the
- * other rows give their tokens. */
+/* A pair of groups of tokens. The distribution of a side is that of its base row times the probabilities that the
+ * other rows give to their tokens. */
 typedef struct xd_uld_chunk {
     int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
     double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
-    double matched, unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| of the sorted rest */
-    double mean;               /* out of compare: sum of p slope over the student's base row */
-    bool finite; /* out of merge: all rows are; the other entries leave the chunk alone if not */
+    double matched,
+        unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| over the other ids, sorted */
+    double mean;   /* out of compare: sum of p slope over the student's base row */
+    bool finite;   /* out of merge: all rows are; if not, the other entries skip the chunk */
 } xd_uld_chunk;
 
-/* One side of the chunks at work. */
+/* One side of the chunks of a call. */
 typedef struct xd_uld_rows {
     xd_rows logits;
     int64_t columns; /* of the vocabulary, the first ones */
     double temperature;
-    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as `stats` of the softmax entries leaves them */
+    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as written by `stats` of the softmax entries */
     const int64_t *ids;  /* [rows] the token that a row predicts */
     double *scores;      /* [rows] out of merge: its probability; those of base rows are not written */
     const int32_t *list; /* [count] the ids that are sorted, ascending; NULL: all, count = columns */
@@ -6022,7 +6025,7 @@ typedef struct xd_uld_rows {
 /* Inputs and outputs of the entries; each reads and writes what its comment names. */
 typedef struct xd_uld_args {
     xd_uld_rows side[XD_ULD_SIDES];
-    xd_uld_chunk *chunks; /* those at work */
+    xd_uld_chunk *chunks; /* those of the call */
     int64_t count;
     const int32_t *matched[XD_ULD_SIDES]; /* [matched_count] ids of pairs */
     int64_t matched_count;
@@ -6030,26 +6033,27 @@ typedef struct xd_uld_args {
     float *slope; /* [chunks, columns of the student] d value / d merged probability; NULL -> no gradient */
     xd_rows gradient;
     int64_t row, rows;      /* of the gradient: those to be written */
-    const int32_t *owner;   /* [all rows] number of a row's chunk among all; -1: none */
-    int32_t first;          /* number of chunks[0] among all */
-    double share;           /* what the gradient is multiplied by */
+    const int32_t *owner;   /* [all rows] index of a row's chunk among all; -1: none */
+    int32_t first;          /* index of chunks[0] among all */
+    double share;           /* factor on the gradient */
     unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
 } xd_uld_args;
 
-/* A sum, and the first element that had no finite term; -1: none. */
+/* A sum, and the first element whose term was not finite; -1: none. */
 typedef struct xd_uld_sum {
     double value;
     int64_t bad;
 } xd_uld_sum;
 
-/* Sums in memory that an entry wants: the first is its result, the others scratch. */
+/* Number of sums in memory that an entry needs: the first is its result, the others are scratch. */
 enum { XD_ULD_SUMS = 257 };
 
 /* Rows that are probabilities, and their generalised JSD. */
 typedef struct xd_jsd_args {
-    xd_rows student, teacher, gradient; /* alike; gradient.data may be NULL, or student's memory */
-    double beta, denominator;           /* the gradient is divided by it, the sum is not */
-    xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
+    xd_rows student, teacher,
+        gradient;             /* of one shape and dtype; gradient.data may be NULL, or student's memory */
+    double beta, denominator; /* the gradient is divided by it, the sum is not */
+    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_jsd_args;
 
 /* Estimates of KL(student || reference), as in loss/estimator.h. */
@@ -6062,7 +6066,7 @@ typedef struct xd_estimate_args {
     xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_estimate_args;
 
-/* Entries of the kernel table. Sums do not depend on how chunks are put together into calls. */
+/* Entries of the kernel table. Sums do not depend on how chunks are grouped into calls. */
 typedef struct xd_uld_kernels {
     /* parts -> factor, finite and scores */
     xd_result (*merge)(const xd_launch *launch, const xd_uld_args *args);
@@ -6073,10 +6077,10 @@ typedef struct xd_uld_kernels {
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
     /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
-    /* the sum over all entries, those below the floor raised to it, and its derivative by the student's */
+    /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
-    /* the sum of weight times estimate, its derivative by logprobs, and the first token of a weight other than
-     * 0 whose estimate is not finite */
+    /* the sum of weight times estimate, its derivative with respect to logprobs, and the first token whose weight is not
+     * 0 and whose estimate is not finite */
     xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
 } xd_uld_kernels;
 
@@ -6085,7 +6089,8 @@ XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
 /* >>kernel/uld_scalar */
 
-/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+/* A term of the generalised JSD of probabilities, and its derivative with respect to u; u and v are raised to the floor
+ * first. */
 XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
     const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
     const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
@@ -6112,13 +6117,13 @@ XD_SCALAR double xd_estimate_value(int kind, double rho) {
     return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
 }
 
-/* With respect to the student's log-probability, of which rho is minus. */
+/* With respect to the student's log-probability, which enters rho with a minus sign. */
 XD_SCALAR double xd_estimate_slope(int kind, double rho) {
     if (kind == 0) return 1.0;
     return kind == 1 ? -rho : -expm1(rho);
 }
 
-/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+/* Adds element i to the sum, and writes its value and slope where they are requested. */
 XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
     const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
     const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
@@ -6140,39 +6145,40 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
 
 /* >>kernel/kernels */
 
-/* Whose memory the tensors of a context are. */
+/* Where the tensors of a context are stored. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
 
-/* Which way bytes go. */
+/* Direction of a copy. */
 typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
 
-/* Names memory of a device to other processes of its node. */
+/* Identifies memory of a device to other processes of its node. */
 typedef struct xd_device_handle {
     unsigned char bytes[64];
 } xd_device_handle;
 
 /* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
- * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
+ * a copy must not change until synchronize. On the CPU all of them are complete when they return. */
 typedef struct xd_device_ops {
     void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
-    void (*release)(xd_ctx *ctx, void *memory); /* takes effect behind work already launched; NULL is fine */
+    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect after work already launched; NULL is fine */
     xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
     xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
     xd_result (*synchronize)(
-        const xd_launch *launch);                  /* waits at most the context's timeout_seconds: TIMEOUT */
-    bool (*owns)(xd_ctx *ctx, const void *memory); /* the kernels reach it; false for the host's */
-    /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
-     * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
-    void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
+        const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx,
+                 const void *memory); /* true when the kernels can access it; false for host memory */
+    /* Order between streams, of other contexts too: what is launched after `wait` runs after what was launched before
+     * the last `record`. Destroying needs no context. The CPU has no events and does not need them. */
+    void *(*event_create)(xd_ctx *ctx); /* NULL on failure and on the CPU */
     void (*event_destroy)(void *event);
     xd_result (*event_record)(const xd_launch *launch, void *event);
     xd_result (*event_wait)(const xd_launch *launch, void *event);
-    /* Calls the function behind what was launched before, on some thread of the host; it uses no device. */
+    /* Calls the function after what was launched before, on some thread of the host; it must not use a device. */
     xd_result (*call)(const xd_launch *launch, void (*function)(void *user), void *user);
-    /* Memory for other processes of the node. NULL when there is none to be had that others could open, as on the CPU,
-     * or when it cannot be opened here. What was opened is closed before its maker destroys it. */
+    /* Memory for other processes of the node. NULL when the device has no memory that others could open, as on the CPU,
+     * or when it cannot be opened here. Memory must be closed wherever it was opened before its creator destroys it. */
     void *(*share_create)(xd_ctx *ctx, size_t bytes, xd_device_handle *handle);
-    void (*share_destroy)(xd_ctx *ctx, void *memory); /* nothing on it is under way; NULL is fine */
+    void (*share_destroy)(xd_ctx *ctx, void *memory); /* no work on it may be pending; NULL is fine */
     void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
     void (*share_close)(xd_ctx *ctx, void *memory);
 } xd_device_ops;
@@ -6198,15 +6204,15 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* Fills in the CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that
- * machine or build lacks. Local. */
+/* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
+ * build lacks gives the plain table. Local. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
 
-/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is made once, with the context, and lasts
- * as long. Local. */
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is created with the context and lives as
+ * long as it. Local. */
 XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
 
-/* The table of the context's CPU level, also where its tensors are on a device: for memory of the host. Local. */
+/* The table of the context's CPU level, for memory of the host, even when its tensors are on a device. Local. */
 XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */
@@ -8650,7 +8656,7 @@ XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes) {
 #include <math.h>
 #include <string.h>
 
-/* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
+/* gcc would fuse the difference of two products; without fusing it is exactly 0 for equal products. */
 #if defined(__clang__)
 #    define XDI_SIMD_AS_WRITTEN
 #else
@@ -8674,7 +8680,7 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* The same ids from another one on. */
+/* The ids from index `at` on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
     return ids;
@@ -8685,7 +8691,7 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
-/* What a loss has, and how wide its shard is. */
+/* The losses that a call has, and the columns of its shard. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
     return a->vocab.end - a->vocab.begin;
 }
@@ -8698,37 +8704,37 @@ static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels.data && a->hard_weight != 0.0;
 }
 
-/* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
- * the rows a piece depend on how long they are, or are `grain`. What xdi_parallel asks of a body holds; slot too. */
+/* spread.c: calls the body for ranges [begin, end) of rows, or items, that together are all of them, on the threads of the
+ * launch's context. The number of rows in a piece depends on their length, or is `grain`. Body and slot are as for
+ * xdi_parallel. */
 typedef void (*xdi_spread_body)(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                 int slot);
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
-/* The same for elements, of so many arrays of that length. */
+/* The same for elements, of `arrays` arrays of `count` elements. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args);
 
-/* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
- * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
+/* spread.c: the same for rows or items whose body needs `bytes` bytes of memory; where the threads do not have them, all
+ * rows are one piece. In the body: the memory of its slot; slot 0 has that of the call. */
 XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
-/* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
+/* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* >>kernel/span */
 
-/* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
- * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
- * to a span. The walk over arrays, spans and dtypes is written once, in cpu/optimizer.c. */
+/* Arrays are processed in spans that fit in the L1 cache: narrow ones are widened into a buffer and
+ * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of functions
+ * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
-/* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
- * below 2^-140. */
+/* A span's sum of squares in f32 is accurate above 2^-60: the error of subnormal terms is below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
 /* How far an average moves; see xd_lerp_f32. */
@@ -8742,8 +8748,8 @@ typedef struct xdi_span_average {
 typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                                 int64_t at, int64_t n);
 
-/* What a level does to at most XDI_SPAN elements. All but power_sum give the same bits on every level; of
- * several NaNs that meet in one operation any may survive. */
+/* The functions of a level on at most XDI_SPAN elements. All but power_sum give the same bits on every level; when an
+ * operation has several NaNs as operands, the result may be any of them. */
 typedef struct xdi_span_kernels {
     void (*widen)(const uint16_t *from, xd_dtype dtype, float *to, int64_t n); /* dtype: BF16 or F16 */
     void (*narrow)(const float *from, uint16_t *to, xd_dtype dtype, int64_t n);
@@ -8754,21 +8760,21 @@ typedef struct xdi_span_kernels {
     void (*scale)(float *x, float factor, int64_t n);
     void (*add)(float *sum, const float *x, int64_t n); /* sum += x */
 
-    /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
-     * finite when an element is not; then the value says no more than that. */
+    /* Sum of |x|, sum of squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
+     * finite when an element is not; the value has no other meaning then. */
     double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
 
-    /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
+    /* lerp whose source is BF16, for a level where that is faster; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool binned; /* gathers exact norms by exponent; for speed only */
+    bool binned; /* collects the terms of exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
 XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
 
 /* cpu/optimizer.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
- * widened copies; and the way back, which copies f32. */
+ * widened copies; and the reverse, which copies f32. */
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer);
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
@@ -8835,15 +8841,15 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
 /* >>kernel/cells */
 
-/* cells.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
- * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. The value of a
- * fixed one is NaN or -infinity again. */
+/* cells.c: cells are doubles or, when fixed, xd_fixed in the same memory, which is large enough for either.
+ * -infinity is a legal term; NaN, and in fixed point a term that is too large, makes the cell NaN. The value of a
+ * fixed cell may be NaN or -infinity too. */
 XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i);
 XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term);
 
 /* >>kernel/fixed.c */
 
-/* Sums of integers in place of floating point: the same whatever their order. */
+/* Sums as integers instead of floating point: independent of the order of the terms. */
 
 XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
     return xd_fixed_put(sum, term);
@@ -8855,9 +8861,9 @@ XD_API double xd_fixed_value(xd_fixed sum) {
 
 /* >>kernel/spread.c */
 
-/* Rows and arrays of an entry, spread over the threads of the launch's context. */
+/* Distributes the rows and arrays of an entry over the threads of the launch's context. */
 
-/* Elements that are worth a thread's waking up. */
+/* Elements for which waking a thread pays. */
 enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
@@ -8880,7 +8886,7 @@ XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, in
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args) {
     int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
-    if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
+    if (grain < 4) grain = rows < 32 ? 1 : 4; /* consecutive rows prefetch for each other */
     return xdi_spread_items(launch, rows, grain, body, args);
 }
 
@@ -8894,7 +8900,7 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
     return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
 }
 
-/* Pieces of whole tiles, however many arrays of that length are read. */
+/* Pieces consist of whole tiles, for any number of arrays. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args) {
     const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
@@ -18263,7 +18269,7 @@ XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
 
 /* >>kernel/kernels.c */
 
-/* The kernel table of a CPU level and of a context, which is made with it, and what is called through it. */
+/* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
 
 #include <string.h>
 
@@ -18331,7 +18337,7 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
     (void)ctx, (void)memory;
 }
 
-/* A level overrides what it does better and leaves the rest as the level below has it. */
+/* A level overrides some entries and has the others from the level below. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
@@ -18421,7 +18427,7 @@ XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
     return out;
 }
 
-/* Nothing is cut off: what a float would lose in an integer has no one meaning. */
+/* Whether a cast preserves values: floats to integers are refused, since there is no single right rounding. */
 static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
     return xd_dtype_is_floating(to) ||
            (!xd_dtype_is_floating(from) && xd_dtype_size(to) >= xd_dtype_size(from));
@@ -43544,4 +43550,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 70220a695414b8be8c6b6c8b05e16892a616e97e6abd8c9a84e764568353941c */
+/* xdistill sha256 4dc0d34cbdda58822021486902a06c531fe42bd5ccbaa26af52f550883ad85ac */

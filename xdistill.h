@@ -905,7 +905,7 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 /* One named axis of a mesh. */
 typedef struct xd_axis {
     const char *name; /* NULL -> no name; either all axes of a mesh have a name or none has */
-    int size;         /* -1, on at most one axis -> ranks of the world / product of the other sizes */
+    int size;         /* -1, on at most one axis -> number of ranks / product of the other sizes */
 } xd_axis;
 
 /* A plain value; copies share `ranks`, which must outlive them. */
@@ -6220,7 +6220,7 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
 
 /* >>comm/transport */
 
-/* For writers of transports. */
+/* For authors of transports. */
 
 /* What ranks compare before data moves. 64 bytes; all-gathered by the control plane. */
 typedef struct xd_control {
@@ -6239,31 +6239,31 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
-/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy
- * and abort may wait, never past `deadline` (seconds of the context's clock). A transport reports a broken
- * group with PEER or TIMEOUT through xd_fail_culprit. */
+/* One rank's end of a group. comm/threads.c is the reference for each call. All calls but destroy and abort may
+ * wait, but not longer than `deadline` (seconds of the context's clock). A transport reports a broken group with
+ * PEER or TIMEOUT through xd_fail_culprit. */
 typedef struct xd_transport_ops {
     const char *name;
-    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers along with the record. It stays valid until execute returns. */
+    /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
      * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. One of dtype NONE says that its rank refused the
-     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group goes on too. Other
-     * errors break it. */
+     * and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused the
+     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
+     * Other errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
-    /* A sub-group; the members in order are given, this rank is among them. members are ranks of
-     * `transport`. Only the members call it, right after a control call. */
+    /* Creates a sub-group of the given members, in this order; they are ranks of `transport` and include this one.
+     * Only the members call it, right after a control call. */
     xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
-    /* For a rank that waits for peers in another way: lets messages move on; PEER when the world is broken. Never
-     * waits. NULL: nothing to do and nothing known. */
+    /* For a rank that waits for peers by other means: makes progress on messages; PEER when the world is broken. Never
+     * waits. NULL: not needed. */
     xd_result (*poll)(xd_transport *transport);
-    /* Can move memory of the context's GPU; without, a call with such memory is refused before execute. */
+    /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
 } xd_transport_ops;
 
@@ -6280,9 +6280,9 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 /* >>tensor/interval */
 
-/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
- * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
- * unless it says so. */
+/* Lists of intervals and regions of indices. Data movement between layouts is planned with them: intersect what
+ * one rank holds with what another needs, and get a list of strided copies. Pure: no call communicates or
+ * allocates. */
 
 /* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
  * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
@@ -6299,22 +6299,22 @@ XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
 /* Sorted, disjoint, none empty, all within [0, extent). */
 XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent);
 
-/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end).
- * Room for `count` entries. */
+/* The part of `list` whose positions are in [begin, end); the position of an index is its rank among the indices of
+ * the list, from 0. `out` must have room for `count` entries. */
 XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
                                xd_interval *out);
 
-/* Do the lists together hold every index of [0, extent) exactly once?
+/* Whether the lists together hold every index of [0, extent) exactly once.
  *
  *   lists, counts   `owners` lists
- *   first           when false is returned: the lowest index held not once
- *   holders         and how many hold it
+ *   first           when false is returned: the lowest index that is not held exactly once
+ *   holders         and the number of lists that hold it
  *
  * Time grows with owners x intervals for each interval. */
 XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
                                     int64_t extent, int64_t *first, int *holders);
 
-/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
+/* The rule for splitting n indices over `parts`: blocks of ceil(n / parts), the last ones shorter or
  * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
@@ -6325,15 +6325,14 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape);
 XD_API int64_t xd_region_numel(const xd_region *region);
 
-/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and
- * neither may be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a
- * dimension. */
+/* Indices held by both; false without common indices (out is then empty in some dimension). ndim must agree, and both
+ * must have at most XD_LAYOUT_INTERVALS_MAX intervals per dimension, which results of this function may exceed. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* The copies that bring the indices in both regions from the storage of src to that of dst.
+/* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
  *   copies                   room for `capacity`; may be NULL with capacity 0 to count
@@ -18519,58 +18518,58 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 /* collective.c: sum of n counts. */
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 
-/* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
+/* collective.c: offset of block `rank` in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece
- * [*begin, *end) of `size` nearly equal ones. */
+/* collective.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
+ * `size` nearly equal blocks. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
-/* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
+/* collective.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
-/* collective.c: what is below a handle. */
+/* collective.c: the transport of a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
-/* collective.c: can the group's transport move memory of the context's device? */
+/* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
-/* threads.c: is this a group of threads? The next two are for such groups alone. */
+/* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
-/* threads.c: zeroed memory that every rank of the group sees, once a group; freed with the group's last
+/* threads.c: zeroed memory that all ranks of the group share, created once per group; freed with the group's last
  * handle. Collective. Errors: MEMORY. */
 XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 
-/* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
+/* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
 
-/* collective.c: can all ranks do it? Collective. */
+/* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 
 /* node.c: memory of the host that the processes of a group on one node share. */
 typedef struct xdi_node xdi_node;
 
-/* node.c: zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, a thread of a process
- * that has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
+/* node.c: creates it, zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, its process
+ * has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out);
-/* node.c: local; before comm goes. From then on this rank counts as one that has died. NULL is fine. */
+/* node.c: local; call it before comm is destroyed. From then on this rank counts as dead. NULL is fine. */
 XD_PRIVATE void xdi_node_destroy(xdi_node *node);
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
 
-/* node.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches `target`; it may
- * be this rank, when something else than its thread raises it. Errors: TIMEOUT and PEER; then all that wait for
- * memory of this node, now or later, get one of them. */
+/* node.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches `target`; it may
+ * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
+ * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
-/* node.c: another rank's process has ended, or has given the memory back. */
+/* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
-/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
+/* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
 
@@ -18579,7 +18578,7 @@ XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
 
 /* >>comm/collective.c */
 
-/* Collectives: checks, the control record all ranks compare, counters, and the communicators they run on. */
+/* Collectives: checks, the control record that all ranks compare, counters, and communicators. */
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18591,9 +18590,9 @@ struct xd_comm {
     xd_control *all;  /* [size], the records of the call in progress */
     uint64_t *values; /* [size], scratch of the comparison */
     int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal pieces */
+    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
-    uint64_t sequence; /* collectives begun, send and recv not among them */
+    uint64_t sequence; /* collectives begun, without send and recv */
     bool is_world;     /* its first collective has the longer deadline */
     xd_result broken;  /* XD_OK, or what broke the group */
     int culprit;       /* world rank; -1 unknown */
@@ -18728,8 +18727,8 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     return XD_OK;
 }
 
-/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long
- * one. */
+/* True when this rank's buffers overlap, except for recv = send and for the short one being this rank's block of
+ * the long one. */
 static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes,
                               uintptr_t recv_bytes) {
     const uintptr_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv;
@@ -18816,9 +18815,9 @@ static uint64_t xdi_comm_hash(int from, int to, int64_t count) {
     return xdi_comm_mix(xdi_comm_mix(((uint64_t)(uint32_t)from << 32) | (uint32_t)to) + (uint64_t)count);
 }
 
-/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its
- * sender's and its receiver's: it enters one hash with plus and the other with minus, so the sum over all
- * ranks is zero. */
+/* Counts that must be the same on all ranks have the same hash on all. In an all_to_all two ranks have each count, the
+ * sender and the receiver: it is added to the hash of one and subtracted from that of the other, so the sum over
+ * all ranks is zero. */
 static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int64_t *shared = xdi_comm_shared_counts(c);
@@ -18849,7 +18848,7 @@ static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, 
     return mine;
 }
 
-/* A transport's error breaks the group for good. */
+/* A transport's error breaks the group permanently. */
 static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     if (result != XD_OK && comm->broken == XD_OK) {
         const xd_error *error = xd_last_error(comm->ctx);
@@ -18948,7 +18947,7 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
                            ours);
 }
 
-/* One more round of control records that carry nothing but two numbers. */
+/* One more round of control records, which contain only two numbers. */
 static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline) {
     xd_control mine;
     memset(&mine, 0, sizeof mine);
@@ -18957,7 +18956,7 @@ static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, d
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
-/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and
+/* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
@@ -18994,7 +18993,7 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
-/* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
+/* The lowest rank whose status is not XD_OK sends its message to the others, 32 bytes per round. */
 static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
                                   double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
@@ -19031,7 +19030,7 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     return XD_OK;
 }
 
-/* The same verdict on every rank, from the same records. */
+/* The same result on every rank, computed from the same records. */
 static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine, double deadline) {
     const int n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -19056,10 +19055,10 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
     return c->leaves.total ? xdi_comm_agree_leaves(comm, c, kind) : XD_OK;
 }
 
-/* ---- the one path ---- */
+/* ---- the path of every call ---- */
 
-/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces
- * to their owners, sums back. */
+/* Adds the payload to the counters. An all_reduce counts as it does in separate address spaces: blocks to their
+ * owners, sums back. */
 static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const uint64_t size = xd_dtype_size(c->dtype), others = (uint64_t)n - 1;
@@ -19107,8 +19106,8 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
- * other one by a record of no dtype, when there is another one. */
+/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments informs the
+ * other one, if the other one is valid, by a record of dtype NONE. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
     const xd_result mine = xdi_comm_validate(comm, c);
@@ -19130,8 +19129,8 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return mine;
 }
 
-/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of, as they must of what the context has kept for them. */
+/* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
+ * and of an error that the context has stored for them (xdi_ctx_settle). */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
@@ -19326,7 +19325,7 @@ XD_API void xd_comm_abort(xd_comm *comm) {
     comm->transport->ops->abort(comm->transport);
 }
 
-/* Group ranks of one color in the order of (key, rank); returns how many. */
+/* Group ranks of one color in the order of (key, rank); returns their number. */
 static int xdi_comm_members(xd_comm *comm, int color) {
     int size = 0;
     for (int r = 0; r < comm->transport->size; r++) {
@@ -19373,7 +19372,7 @@ XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out)
 
 /* >>comm/self.c */
 
-/* A group of one: the piece that goes to this rank is the piece that came from it. */
+/* A group of one: every collective copies this rank's block to itself. */
 
 #include <string.h>
 
@@ -19386,7 +19385,7 @@ static xd_result xdi_self_control(xd_transport *transport, const xd_control *min
     return XD_OK;
 }
 
-/* The piece's place and length on both sides. */
+/* Offset and length of the block on both sides, and the copy. */
 static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     (void)deadline;
     if (c->kind == XD_COLLECTIVE_BROADCAST) return XD_OK;
@@ -19457,17 +19456,16 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
- * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
- * data lies) and then raises `arrived` to p; a round is complete for a rank when it has seen all others
- * arrive. Nobody can be two rounds ahead, so two pages suffice and reading one needs no second barrier.
- * Short payloads are copied into the page and reduced by every rank for itself: one round. Longer ones stay
- * where they are: ranks read them between the control round and a closing round that says "I have read
- * yours".
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, address of its
+ * data) and then sets `arrived` to p; a round is complete for a rank when it has seen all others arrive. No rank
+ * can be two rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are
+ * copied into the page and every rank reduces them for itself: one round. Longer ones are not copied: ranks read
+ * them between the control round and a closing round, in which each reports that it has read the others' data.
  *
- * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its
- * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
- * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
- * not busy. Copying never waits for anything, so that is soon. */
+ * The first wait that fails breaks the world permanently, with all groups split from it. A rank then leaves its
+ * call, and its caller may free the buffers. So a rank that accesses memory of peers first sets `busy` and checks
+ * that the world is not broken, and a rank that leaves a broken call waits until its peers are not busy. That does
+ * not take long, because copying never waits. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -19476,9 +19474,9 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 #include <time.h>
 
 enum {
-    XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
-    XDI_THREADS_SPIN = 100,    /* looks before giving up the core */
-    XDI_THREADS_REST = 100,    /* waits without looks after looks in vain */
+    XDI_THREADS_INLINE = 4096, /* maximum bytes of a payload in the page */
+    XDI_THREADS_SPIN = 100,    /* polls before yielding the core */
+    XDI_THREADS_REST = 100,    /* waits without polling after polling in vain */
     XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
     XDI_THREADS_NAP = 50000    /* nanoseconds */
 };
@@ -19487,7 +19485,7 @@ typedef struct xdi_threads_page {
     xd_control control;
     xd_collective record;
     const void *data; /* record.send, or payload below */
-    int64_t *offsets; /* [size], where the piece for each rank begins in data */
+    int64_t *offsets; /* [size], offset in data of the block for each rank */
     bool is_short;
     bool on_device;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
@@ -19498,12 +19496,12 @@ typedef struct xdi_threads_group xdi_threads_group;
 typedef struct xdi_threads_slot {
     uint64_t arrived;         /* rounds this rank has entered; atomic */
     uint32_t left;            /* this rank destroyed its handle; atomic */
-    uint32_t busy;            /* this rank touches memory of peers; atomic */
-    uint32_t joined;          /* world group: the rank has come; atomic */
+    uint32_t busy;            /* this rank accesses memory of peers; atomic */
+    uint32_t joined;          /* world group: the rank has joined; atomic */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
-    /* Events of this rank once it has moved memory of a device: what it sends is complete, what it does to the memory of
-     * peers is done. They live as long as the group, because peers wait for them after this rank has gone on. */
+    /* Events of this rank once it has moved memory of a device: its data to send is complete; its accesses to memory of
+     * peers are complete. They live as long as the group, because peers wait for them after this rank has returned. */
     void *ready, *done;
     void (*event_destroy)(void *event);
     xdi_threads_page page[2];
@@ -19512,7 +19510,7 @@ typedef struct xdi_threads_slot {
 /* A send waiting for its receiver, one for each ordered pair of ranks. */
 typedef struct xdi_threads_mail {
     uint64_t posted; /* messages offered so far; atomic, written by the sender */
-    uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
+    uint64_t done;   /* messages processed so far; atomic, written by the receiver */
     const void *data;
     int64_t count, wanted; /* the sender's and the receiver's */
     bool on_device;
@@ -19523,7 +19521,7 @@ struct xdi_threads_group {
     struct xd_thread_world *world;
     xdi_threads_group *next; /* in world->groups */
     int size;
-    uint32_t holders;        /* handles that exist or may still be made; atomic */
+    uint32_t holders;        /* handles that exist or may still be created; atomic */
     int *world_ranks;        /* [size] */
     xdi_threads_slot *slots; /* [size] */
     int64_t *offsets;        /* [size][2][size], for the pages */
@@ -19545,9 +19543,9 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
-    int rest;            /* waits to come that give up the core at once */
+    int rest;            /* number of next waits that yield the core at once */
     bool on_device;      /* the collective in progress moves memory of a device */
-    void *stream;        /* where it does so */
+    void *stream;        /* on which it does so */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -19602,7 +19600,7 @@ static xdi_threads_group *xdi_threads_group_create(xd_thread_world *world, int s
     return group;
 }
 
-/* One handle less; the last one frees the group. The world's own group lives as long as the world. */
+/* Releases one handle; the last one frees the group. The world's own group lives as long as the world. */
 static void xdi_threads_group_leave(xdi_threads_group *group) {
     xd_thread_world *world = group->world;
     if (__atomic_sub_fetch(&group->holders, 1, __ATOMIC_ACQ_REL) > 0 || group == world->root) return;
@@ -19616,7 +19614,7 @@ static void xdi_threads_group_leave(xdi_threads_group *group) {
 
 /* ---- failure ---- */
 
-/* The first failure counts; later ones are its echoes. */
+/* Only the first failure is recorded; later ones are its consequences. */
 static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
@@ -19628,15 +19626,15 @@ static uint64_t xdi_threads_failure(const xd_thread_world *world) {
     return __atomic_load_n(&world->failure, __ATOMIC_SEQ_CST);
 }
 
-/* Waits until no peer touches this rank's memory: see the top of the file. */
+/* Waits until no peer accesses this rank's memory: see the top of the file. */
 static void xdi_threads_drain(const xdi_threads *t) {
     for (int r = 0; r < t->group->size; r++)
         while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST))
             sched_yield();
 }
 
-/* Before this rank says that it touches nothing any more, its device must have stopped doing so. Only a broken world
- * makes a host wait for a device. */
+/* Before this rank clears `busy`, its device must have completed its accesses. Only in a broken world the host waits for
+ * a device. */
 static void xdi_threads_settle(const xdi_threads *t) {
     if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
@@ -19645,8 +19643,7 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
- * nobody. */
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
@@ -19655,8 +19652,8 @@ static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
 }
 
-/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the
- * rank that looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
+ * passed first; the late one itself, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -19686,17 +19683,17 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Where a wait begins. Looking again and again pays only while the other rank runs at the same moment. The number of
- * cores does not tell: the system may keep two threads on one of many. So a rank whose looks were in vain goes without
- * them for a while, then tries again. */
+/* The turn at which a wait begins. Polling pays only while the other rank runs at the same time. The number of cores does
+ * not decide that: the system may run two threads on one of many. So a rank that has polled in vain does not poll for some
+ * waits, then tries again. */
 static int xdi_threads_patience(xdi_threads *t) {
     if (t->rest == 0) return 0;
     t->rest--;
     return XDI_THREADS_SPIN;
 }
 
-/* Look while both may be running, then yield, then nap. True when the caller should look at the clock: not after a
- * mere look, always after giving up the core. */
+/* Polls while both may be running, then yields, then sleeps. True when the caller should check the clock: always after
+ * yielding the core, not after a mere poll. */
 static bool xdi_threads_pause(xdi_threads *t, int turn) {
     if (turn < XDI_THREADS_SPIN) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -19714,7 +19711,7 @@ static bool xdi_threads_pause(xdi_threads *t, int turn) {
     return true;
 }
 
-/* Waits until *counter, which `rank` raises, reaches `target`. */
+/* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
@@ -19722,7 +19719,7 @@ static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint6
     for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
-        /* Its last act may have been to arrive: look again after seeing it gone. */
+        /* It may have arrived just before it left: read the counter again after seeing that it has left. */
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);
@@ -19750,9 +19747,9 @@ static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
 
 /* ---- memory of a device ----
  *
- * The ranks' threads meet in rounds as ever, while the data moves later, on their streams: a rank records `ready`
- * before it shows its memory, streams of peers wait for that; each records `done` behind its work, and no stream goes on
- * before all are. Nobody waits on the host for a device. */
+ * The ranks' threads meet in rounds as for host memory, but the data moves later, on their streams: a rank records `ready`
+ * before it publishes its addresses, and streams of peers wait for that; each records `done` after its work, and every
+ * stream waits for all of these. The host never waits for a device. */
 
 static bool xdi_threads_sees_device(const xdi_threads *t, const xd_collective *c) {
     const xd_kernels *kernels = xd_ctx_settings(t->base.ctx)->kernels; /* NULL: the CPU's */
@@ -19839,7 +19836,7 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
     return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
 }
 
-/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
  * each rank has for this one; `stride` elements from node to node. */
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
@@ -19860,15 +19857,15 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
     return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
- * else reads that share. Short ones are reduced whole by everybody. */
+/* Each rank reduces its block and stores the sums into every rank's recv: in place is fine, since no other rank reads
+ * that block. Short arrays are reduced whole by every rank. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
     const int64_t tile =
-        t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
+        t->on_device ? c->count : 4096; /* a tile stays in the cache; on a device few launches are better */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
@@ -19909,7 +19906,7 @@ static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, 
     }
 }
 
-/* Says that this rank touches memory of peers; false when the world is broken and they may be gone. */
+/* Marks this rank as accessing memory of peers; false when the world is broken and their memory may be freed. */
 static bool xdi_threads_enter(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 1u, __ATOMIC_SEQ_CST);
     if (!xdi_threads_failure(t->group->world)) return true;
@@ -19921,7 +19918,7 @@ static void xdi_threads_exit(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* This rank's part on its stream, behind what peers have made ready. */
+/* This rank's part on its stream, after the peers' `ready`. */
 static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -19932,7 +19929,7 @@ static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collecti
     return t->slot->done ? memory->event_record(&launch, t->slot->done) : XD_OK;
 }
 
-/* The stream goes on when every peer has done its part. */
+/* Makes the stream wait until every peer has completed its part. */
 static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -19942,7 +19939,7 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     return XD_OK;
 }
 
-/* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
+/* This rank is busy until its stream waits for all peers: work it has launched may run at any time. */
 static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
     t->stream = xdi_threads_launch(t, c).stream;
     XD_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
@@ -19979,7 +19976,8 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
                                    int receiver) {
     const int *world = t->group->world_ranks;
     const bool sends = t->base.rank == sender;
-    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE)
+        return XD_OK; /* there is no data to move */
     if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
@@ -19999,7 +19997,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
     if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
-    const uint64_t number = mail->posted + 1; /* nobody else writes it */
+    const uint64_t number = mail->posted + 1; /* only this thread writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
@@ -20047,7 +20045,7 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
-/* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
+/* The first member creates the group and publishes it in its slot of the parent, where the others read it. */
 static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
                                    double deadline, xd_transport **out) {
     xdi_threads *t = (xdi_threads *)transport;
@@ -20115,7 +20113,7 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     return xdi_threads_wait(t, counter, target, rank, deadline);
 }
 
-/* A handle on a group whose holders already count this rank; gives that place back on failure. */
+/* A handle on a group whose `holders` includes it already; releases it on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
     const size_t n = (size_t)group->size;
     xdi_threads *t = (xdi_threads *)xd_allocate(ctx, sizeof *t);
@@ -20243,7 +20241,7 @@ static void *xdi_threads_main(void *argument) {
     return NULL;
 }
 
-/* PEER and TIMEOUT are echoes of another rank's failure when there is one. */
+/* The run whose failure came first: PEER and TIMEOUT are consequences of another rank's failure, if there is one. */
 static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, int ranks) {
     const xdi_threads_run *found = NULL;
     int best = 0;
@@ -20309,13 +20307,12 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 
 /* >>comm/node.c */
 
-/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
- * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
+/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
+ * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
  *
- * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
- * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
- * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
- * such ranks shares nothing here. */
+ * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
+ * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
+ * own. Ranks in one process could therefore not see each other's, and a group with such ranks shares nothing here. */
 
 #include <fcntl.h>
 #include <sched.h>
@@ -20327,16 +20324,16 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 #include <unistd.h>
 
 enum {
-    XDI_NODE_LINE = 64,    /* the first bytes of the file are the library's own */
-    XDI_NODE_SPIN = 100,   /* looks before giving up the core */
+    XDI_NODE_LINE = 64,    /* bytes at the start of the file that the library uses itself */
+    XDI_NODE_SPIN = 100,   /* polls before yielding the core */
     XDI_NODE_YIELD = 2000, /* yields before short sleeps */
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* What every rank sees before the shared memory. */
+/* The start of the file, before the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the same number as in the file's name: another host's file of this name has another */
-    uint64_t failure; /* 0, or what ended the waiting: result << 32 | (culprit + 1); atomic, written once */
+    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
@@ -20348,12 +20345,12 @@ struct xdi_node {
 
 /* ---- the file ---- */
 
-/* The name is agreed upon as two numbers: a process, and a moment in its life. */
+/* The ranks agree on the name as two numbers: a process and a time. */
 static void xdi_node_name(const int64_t *name, char *path, size_t size) {
     snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
 }
 
-/* Writing, unlike setting a length, takes the memory at once: a full node is noticed here, not by a signal later. */
+/* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
 static bool xdi_node_fill(int file, size_t bytes) {
     static const char zeros[4096] = { 0 };
     while (bytes > 0) {
@@ -20384,7 +20381,7 @@ static struct flock xdi_node_byte(int rank) {
     return lock;
 }
 
-/* Does another process hold the rank's byte? */
+/* Whether another process holds the lock on the rank's byte. */
 static bool xdi_node_lives(const xdi_node *node, int rank) {
     struct flock lock = xdi_node_byte(rank);
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -20419,7 +20416,7 @@ static bool xdi_node_join(xdi_node *node, const int64_t *name) {
 
 /* ---- creating ---- */
 
-/* Collective, whatever a rank can do; *shared says whether all could do everything. */
+/* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
 static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
     XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
@@ -20473,7 +20470,7 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
-/* The first failure counts: all that wait from now on learn of it. */
+/* Only the first failure is recorded: all later waits report it. */
 static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
     const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
@@ -20482,7 +20479,7 @@ static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* In the words of comm/threads.c: who waits for a rank that is late says TIMEOUT, the late one itself PEER. */
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
     const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
@@ -20514,7 +20511,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
         if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
         if (turn < XDI_NODE_SPIN) continue;
         if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
-        /* The clock and the lock first, the counter after them: what came in time counts. */
+        /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
@@ -20527,7 +20524,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
 
 /* >>comm/leaves.c */
 
-/* The stack of a rank's leaves: the canonical tree over gradients, built as they come. */
+/* The stack of a rank's leaves: the canonical tree over gradients, built as they arrive. */
 
 #include <inttypes.h>
 #include <string.h>
@@ -20541,9 +20538,8 @@ struct xd_leaf_stack {
     float *nodes;   /* [deepest, elements] */
 };
 
-/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that
- * leaf. Forests of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not
- * estimated. */
+/* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
+ * and the new leaf. At most 2 log2(count) + 1; computed, not estimated. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     for (int64_t n = 1; n <= leaves->count; n++) {
@@ -20606,7 +20602,7 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
 
 /* >>comm/topology.c */
 
-/* Which ranks stand where: axes, orders, experts. Pure functions of a desc. */
+/* The arrangement of ranks: axes, orders, experts. Pure functions of a desc. */
 
 #include <string.h>
 
@@ -20661,7 +20657,7 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-/* The axes of a desc as they come, slowest first. */
+/* The topology of axes that are slowest first. */
 static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
                                       xd_topology *out) {
     xd_topology t;
@@ -20708,7 +20704,7 @@ static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *na
     return -1;
 }
 
-/* The whole names of the string, in its order and then those it left out: leftmost = fastest. */
+/* The axes named in the string, in its order, then those it leaves out: leftmost = fastest. */
 static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                           int *sequence) {
     unsigned seen = 0;
@@ -20742,7 +20738,7 @@ static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_ax
     return XD_OK;
 }
 
-/* Context and expert parallelism share ranks: one grid has one of them. */
+/* Context and expert parallelism use the same ranks: a grid can have only one of them. */
 static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
     const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
     XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
@@ -20816,7 +20812,7 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
     return xd_topology_create(ctx, &grid, out);
 }
 
-/* Position of a rank inside its pipeline group and the first rank of that group. */
+/* The index of a rank in its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
     const int pp = xd_topology_axis(t, "pp");
     int c[XD_MESH_AXES_MAX] = { 0 };
@@ -20870,7 +20866,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-/* The size of the axis that is split, over its parts. */
+/* The product of the sizes of the parts must be the size of the axis. */
 static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
                                           const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
@@ -20954,7 +20950,7 @@ XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *c
     return true;
 }
 
-/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0
+/* Advances a coordinate over the axes in mask, last axis fastest; false after the last one (then all are 0
  * again). */
 static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
     for (int i = topology->axis_count - 1; i >= 0; i--) {
@@ -21021,12 +21017,12 @@ XD_API uint64_t xd_topology_hash(const xd_topology *topology) {
 #include <stdio.h>
 #include <string.h>
 
-/* One partition of the world into ordered groups: for each rank the first member of its group and its place
- * there; leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not,
- * alike. */
+/* One partition of the world into ordered groups: for each rank the first member of its group and its index in the
+ * group; leader -1 -> the rank is in no group. Every rank has all of it, so that lookups give the same result on all
+ * ranks. */
 typedef struct xdi_mesh_entry {
     int *leader, *place; /* [world size] each */
-    xd_comm *comm;       /* this rank's group; NULL when it stands outside */
+    xd_comm *comm;       /* this rank's group; NULL when it is in none */
     bool owned;          /* false: the world itself */
     struct xdi_mesh_entry *next;
 } xdi_mesh_entry;
@@ -21035,7 +21031,7 @@ typedef struct xdi_mesh_table {
     int references;
     xd_comm *world;
     xd_ctx *ctx;
-    uint64_t created; /* meshes so far: part of what ranks compare */
+    uint64_t created; /* number of meshes so far, which ranks compare too */
     xdi_mesh_entry *entries;
 } xdi_mesh_table;
 
@@ -21046,7 +21042,7 @@ typedef struct xdi_mesh_root {
     xd_topology topology; /* ranks owned */
     bool member;
     int coordinate[XD_MESH_AXES_MAX];
-    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not asked for yet */
+    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not requested yet */
     int flat_count;
     char flat_name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     unsigned flat_axes[XD_MESH_AXES_MAX];
@@ -21054,8 +21050,8 @@ typedef struct xdi_mesh_root {
 
 struct xd_mesh {
     xdi_mesh_root *root;
-    unsigned axes[XD_MESH_AXES_MAX]; /* root axes behind each own axis */
-    xd_topology topology;            /* own axes; ranks owned */
+    unsigned axes[XD_MESH_AXES_MAX]; /* the root axes that form each axis of this mesh */
+    xd_topology topology;            /* of this mesh; ranks owned */
 };
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
@@ -21121,7 +21117,7 @@ XD_API void xd_mesh_destroy(xd_mesh *mesh) {
     xd_release(ctx, mesh);
 }
 
-/* The topology with a rank list of its own; false without memory. */
+/* Replaces the rank list by a copy that the topology owns; false without memory. */
 static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
     for (int i = 0; ranks && i < topology->rank_count; i++)
@@ -21130,7 +21126,7 @@ static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     return ranks != NULL;
 }
 
-/* The first rank of the group over `mask` that a rank is in, and its place there; leader -1 -> no member. */
+/* The first rank of a rank's group over `mask`, and the rank's index in it; leader -1 -> not a member. */
 static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, int *leader, int *place) {
     int coordinate[XD_MESH_AXES_MAX];
     *leader = -1;
@@ -21144,8 +21140,8 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
     *leader = xd_topology_rank(topology, coordinate);
 }
 
-/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
- * what one rank alone runs out of. */
+/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be created may not depend on
+ * one rank running out of memory. */
 static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology,
                                      unsigned mask) {
     const int world_size = xd_comm_size(table->world);
@@ -21198,7 +21194,7 @@ static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, 
     return xd_agree(parent, entry->leader[me] < 0 ? XD_OK : xd_comm_self(table->ctx, &entry->comm));
 }
 
-/* The entry for the groups over mask, made when it is new: then collective over parent. */
+/* The entry for the groups over mask, created when it is new: then collective over parent. */
 static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent,
                                     xdi_mesh_entry **out) {
     xdi_mesh_table *table = root->table;
@@ -21233,8 +21229,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders of `comm` take part in the
- * first, and learn how it ended. */
+/* First the members' communicator, then every single axis from left to right. Ranks of `comm` outside the mesh take part
+ * in the first step and get its result. */
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
@@ -21245,8 +21241,7 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     return root->topology.rank_count < xd_comm_size(comm) ? xd_agree(comm, result) : result;
 }
 
-/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
- * failure. */
+/* A mesh over some axes of a root, with this rank's coordinates on the other axes. Takes no reference on failure. */
 static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
                               const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
@@ -21355,7 +21350,7 @@ static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mes
     return XD_OK;
 }
 
-/* Agrees on what every rank built, compares it, and makes the communicators. Destroys mine on failure. */
+/* Agrees on the ranks' results, compares the meshes, and creates the communicators. Destroys `mesh` on failure. */
 static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
     xd_result result = xd_agree(comm, mine);
     if (result == XD_OK) {
@@ -21397,7 +21392,7 @@ static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
     return XD_OK;
 }
 
-/* Index of a mesh's own axis; name NULL -> the only one. */
+/* Index of an axis of this mesh; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
     XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
@@ -21433,7 +21428,7 @@ static unsigned xdi_mesh_lookup(const xdi_mesh_root *root, const char *name) {
     return 0;
 }
 
-/* A list of names -> one set of root axes each, distinct. */
+/* A list of names -> a set of root axes for each, disjoint. */
 static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, unsigned *sets,
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
@@ -21596,13 +21591,13 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 
 /* >>tensor/internal */
 
-/* interval.c: appends [begin, end) to a list of `count`, joining it to the last entry when they touch, and
+/* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
 /* >>tensor/interval.c */
 
-/* Intervals and regions: unions, cuts, and copies from one box to another. */
+/* Intervals and regions: unions, intersections, and copies from one region to another. */
 
 #include <string.h>
 
@@ -21687,7 +21682,7 @@ XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin
     return selected;
 }
 
-/* How many lists hold `index`, and the next index at which that number may change. */
+/* The number of lists that hold `index`, and the next index at which it may change. */
 static int xdi_interval_holders(const xd_interval *const *lists, const int *counts, int owners, int64_t index,
                                 int64_t *next) {
     int holders = 0;
@@ -21779,7 +21774,7 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
     return position + index - list->begin;
 }
 
-/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a
+/* Goes over both lists together. Touching intervals of one side, and gaps that both sides skip, do not end a
  * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
@@ -21801,7 +21796,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of one step and folds a dimension into the next where both sides run on without a jump. */
+/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
 static void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {
@@ -21864,7 +21859,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 
 struct xd_layout {
     xd_ctx *ctx;
-    xd_layout_desc desc; /* pointers lead into the arrays below */
+    xd_layout_desc desc; /* its pointers point to the members below */
     xd_topology topology;
     int *ranks;
     int64_t *numbers[XD_MESH_AXES_MAX]; /* offsets or section sizes of each axis */
@@ -21933,9 +21928,9 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     return XD_OK;
 }
 
-/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the
- * result is in positions of that. Returns the number of pieces; -1 when the numbers of the placement do not
- * fit the extent. */
+/* One split of a dimension, for one coordinate of the axis. `extent`: indices of the dimension that earlier splits have
+ * given to the rank; the result is in positions among them. Returns the number of intervals; -1 when the offsets or
+ * sections of the placement do not fit the extent. */
 static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent,
                              xd_interval *pieces) {
     if (p->offsets) {
@@ -21963,11 +21958,11 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
     return begin == extent ? sections : -1;
 }
 
-/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was
- * given; an axis that would make too many intervals is returned with extent -1. */
+/* Applies the splits in order. Returns -1, or the axis whose split does not fit, with the extent it was
+ * given; an axis that would give too many intervals is returned with extent -1. */
 static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
                             int64_t *extent) {
-    region->ndim = d->ndim; /* a region is some KiB: fill in what counts, not all of it */
+    region->ndim = d->ndim; /* a region is some KiB: only the used part is filled in */
     memset(region->count, 0, sizeof region->count);
     for (int k = 0; k < d->ndim; k++)
         region->count[k] = xdi_interval_append(region->interval[k], 0, 0, d->shape[k]);
@@ -22000,8 +21995,8 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
     return -1;
 }
 
-/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to
- * others. */
+/* A split must fit at every coordinate, because the extents that earlier splits leave differ between
+ * coordinates. */
 static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) {
     for (int r = 0; r < d->topology->rank_count; r++) {
         const int rank = d->topology->ranks ? d->topology->ranks[r] : r;
@@ -22034,7 +22029,7 @@ static void xdi_layout_defaults(xd_layout_desc *d) {
     for (int i = 0; i < XD_MESH_AXES_MAX && !given; i++) d->order[i] = i;
 }
 
-/* Points the copied desc at copies of what the caller's points to. False without memory. */
+/* Replaces the pointers of the desc by copies of what they point to. False without memory. */
 static bool xdi_layout_own(xd_layout *layout) {
     xd_layout_desc *d = &layout->desc;
     layout->topology = *d->topology;
@@ -22200,12 +22195,13 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
 
 #include <string.h>
 
-/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
- * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
+/* Which ranks hold which part of a layout. A cell is one choice of coordinates on the axes that split (or stay
+ * partial); in it are `pieces` coordinates on the axes to be reduced, whose values are the terms of the sum, and
+ * `replicas` ranks that hold the same term. */
 typedef struct xdi_redistribution_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
-    int *turn; /* [cells][pieces]: whose turn it is among the replicas */
+    int *turn; /* [cells][pieces]: the next of the replicas to send */
 } xdi_redistribution_holders;
 
 typedef struct xdi_redistribution_exchange {
@@ -22213,12 +22209,12 @@ typedef struct xdi_redistribution_exchange {
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
     xd_reduce_op op;
     int cells, pieces;
-    int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
+    int *source; /* [cells][pieces]: the rank that sends this term to this rank; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements from myself; they lie behind the received ones when they are reduced */
-    bool zero;          /* my part is the zeros beside a newly partial sum */
-    xd_region src, dst; /* mine; dst cut to the window */
+    int64_t kept_count; /* elements from this rank itself; in a reduction they follow the received ones */
+    bool zero;          /* this rank's part of a newly partial sum is zeros */
+    xd_region src, dst; /* of this rank; dst within the window */
     xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
@@ -22244,7 +22240,7 @@ static unsigned xdi_redistribution_axes(const xd_layout *layout, xd_placement_ki
     return mask;
 }
 
-/* Row-major number of the coordinate over the axes in mask; *size is set to how many there are. */
+/* Row-major index of the coordinate over the axes in mask; *size receives the number of coordinates. */
 static int xdi_redistribution_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
     int linear = 0;
     *size = 1;
@@ -22276,7 +22272,7 @@ static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribut
     return true;
 }
 
-/* The rank among the replicas of one piece that gives it to `taker`: itself, else they take turns. */
+/* The rank among the replicas of one term that sends it to `taker`: `taker` itself, else each in turn. */
 static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int piece, int taker) {
     const int slot = cell * h->pieces + piece;
     const int *ranks = h->rank + slot * h->replicas;
@@ -22285,7 +22281,7 @@ static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int
     return ranks[h->turn[slot]++ % h->replicas];
 }
 
-/* What a rank is to have of the destination. False when that is nothing that moves. */
+/* The part of the destination that a rank needs. False when no data moves to it. */
 static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                       int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -22312,8 +22308,8 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
-/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
- * turns. */
+/* Decides for every rank which ranks send to it, and stores this rank's part. It must go over all ranks, because
+ * replicas take turns. */
 static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
                                       xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -22345,7 +22341,7 @@ static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistr
     }
 }
 
-/* The dense common part of what I hold and what `peer` wants, or the other way round. */
+/* The intersection of what this rank holds and what `peer` needs, or the reverse, stored densely. */
 static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                        int peer, bool sending, xd_region *message) {
     xd_region other;
@@ -22389,7 +22385,7 @@ static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistrib
         xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
         xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
-    /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
+    /* A reduction writes its result over the first term, so only first terms are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
@@ -22440,7 +22436,7 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
     return true;
 }
 
-/* How each mesh axis of the two layouts fits together, and which axes are reduced. */
+/* Checks the placements of the two layouts on each mesh axis, and decides which axes are reduced. */
 static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
                                           xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
@@ -22460,7 +22456,7 @@ static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, co
                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
                    (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
-        /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
+        /* Averages and extrema of equal values are the value: only a sum needs zeros on the other ranks. */
         if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
     }
     x->reduced = partial & ~x->kept;
@@ -22504,8 +22500,8 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
     return XD_OK;
 }
 
-/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
- * all other splits. */
+/* The source layout, but the axes to be reduced split a dimension instead, after all other splits: the one that then
+ * has the largest blocks. */
 static xd_result xdi_redistribution_middle(xd_ctx *ctx, const xdi_redistribution_exchange *x,
                                            xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
@@ -22553,7 +22549,7 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     xd_release(plan->ctx, plan);
 }
 
-/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
+/* Reduce into parts, then gather them: used when that moves fewer elements than the single step that is already
  * built. */
 static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
     xd_redistribution two = *plan;
@@ -22689,7 +22685,7 @@ XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step,
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
-/* Combines the pieces of every cell into the first of them. */
+/* Reduces the terms of every cell into the first of them. */
 static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
                                            const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
@@ -22716,7 +22712,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
     const void *src = step ? plan->middle_data : source;
     void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
     if (x->zero) {
-        /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
+        /* One element, read repeatedly with strides of 0: all bits zero is zero in every dtype. */
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
@@ -22852,14 +22848,14 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 /* >>train/internal */
 
 /* param.c: true when some operation of this step found bad data, so that the step must not happen.
- * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
+ * NULL is fine. On a device the host does not read it: always false, and the kernels read the status of the
  * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* param.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+/* param.c: a launch without workspace, of a step that a finding in `status` prevents; NULL -> always step. */
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 
-/* param.c: where the tensors of a context are. */
+/* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
 /* param.c: a parameter's gradient dtype with its default filled in. */
@@ -22870,15 +22866,16 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
-/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
- * very list, so that a step over the list can take the average along. Fills what args say about averages. */
+/* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
+ * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
+ * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: what xd_ema_update would refuse. */
+/* ema.c: the error that xd_ema_update would return for a changed list. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow
- * follows the last of its parameters' steps. Then the update after the step must pass it over. */
+/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
+ * step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
@@ -22889,7 +22886,7 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
 /* >>train/param.c */
 
-/* What optimizers, averages and clipping ask of parameters and of a step. */
+/* Questions about parameters and steps that optimizers, averages and clipping share. */
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
     return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
@@ -23006,8 +23003,8 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts;
- * only then is there a second exchange, which names it. */
+/* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts;
+ * only then there is a second exchange, which names it. */
 static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
                                    xd_norm_sum *sum) {
     int64_t counts[XDI_CLIP_COUNTS];
@@ -23025,9 +23022,9 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     return XD_OK;
 }
 
-/* The sums of all ranks where they lie; nothing of them comes to the host. */
+/* Sums over the ranks in device memory; nothing is copied to the host. */
 static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
-    /* not_finite, nan and the limbs stand side by side. */
+    /* not_finite, nan and the limbs are contiguous. */
     const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
     XD_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
     if (type == XD_NORM_MAX)
@@ -23035,7 +23032,7 @@ static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool
     return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
 }
 
-/* On a device the sum lies behind the result, and ranks agree on refusals before any of them adds. */
+/* On a device the sum is a member of the result, and ranks agree on refusals before any of them adds. */
 static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
                                     xd_gradient_norm *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -23129,7 +23126,7 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled anew in every update */
+    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
@@ -23232,7 +23229,7 @@ static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
     return length;
 }
 
-/* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
+/* The slot that holds a name, or the free slot for it. FNV-1a over the stripped text. */
 static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     uint64_t hash = UINT64_C(14695981039346656037);
     for (const char *c = stripped; *c; c++)
@@ -23244,7 +23241,7 @@ static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     return (int64_t)slot;
 }
 
-/* The shadow behind a caller's name, -1 when there is none. `room` holds the stripped name. */
+/* The shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */
 static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
     if (!name || strlen(name) >= room_bytes) return -1;
     xdi_ema_strip(&ema->desc, name, room);
@@ -23283,8 +23280,8 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out behind the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
- * without memory for the sizes, once with it. */
+/* Lays everything out after the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
+ * without memory to get the sizes, once with it. */
 static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
                             int64_t count, xd_ema *ema) {
     const size_t n = (size_t)count;
@@ -23359,7 +23356,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
 }
 
-/* Fills the block that the object stands at the head of. */
+/* Fills the block that begins with the object. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
                                int64_t count, size_t host_bytes, size_t device_bytes) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
@@ -23414,7 +23411,7 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* A step of this shadow's parameter can take it along. */
+/* Whether a step of this shadow's parameter can update it in the same pass. */
 static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
     return !s->tied && xdi_train_steps(&ema->params[s->source]);
 }
@@ -23463,14 +23460,14 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
-    /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
+    /* With init_from_current and start 0 the iterations begin at 1, so they are never equal. */
     if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
     XD_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
 }
 
-/* Under the conditions of xd_ema_update for an average: neither before the start, nor the copy at it. */
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
     if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
@@ -23536,8 +23533,8 @@ static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
     return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
 }
 
-/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0:
- * the array is free between updates. */
+/* Compares a caller's list with the shadows. Matched shadows are marked by casts[shadow].count >= 0: the array is not
+ * in use between updates. */
 static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
     char room[XDI_EMA_NAME_ROOM];
     memset(match, 0, sizeof *match);
@@ -23569,7 +23566,7 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
     XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
     if (lenient) return XD_OK;
-    /* what the receiving side lacks is missing, what it does not know is unexpected */
+    /* missing: a name that the receiver needs and does not get; unexpected: one that it does not have */
     XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
                (long long)ema->shadow_count, m->names);
@@ -23599,7 +23596,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
     return XD_OK;
 }
 
-/* Everything that can be refused is refused before the first element is written. */
+/* All checks come before the first element is written. */
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
@@ -23617,7 +23614,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
 }
 
-/* Every parameter, that is every shadow that is no buffer, was met by the last comparison. */
+/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
 static bool xdi_ema_complete(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++)
         if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
@@ -23648,9 +23645,9 @@ struct xd_optimizer {
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
     int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* what the states point to when that is not this block itself */
+    void *device_memory;        /* memory of the states when it is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
+    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
@@ -23736,7 +23733,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     return XD_OK;
 }
 
-/* Takes n floats; an array of none gets an address all the same, or NULL in the planning run. */
+/* Allocates n floats; an empty array gets an address too. NULL in the planning run. */
 static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
@@ -23753,7 +23750,7 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
     if (state) *state = taken;
 }
 
-/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
+/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
  * sizes, once with it. */
 static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d,
                                   xd_optimizer *o) {
@@ -23790,7 +23787,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     }
 }
 
-/* Masters take the present values. */
+/* Copies the current values to the master copies. */
 static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
     const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
@@ -23880,7 +23877,7 @@ static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
            now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
 }
 
-/* Product and difference are rounded separately, whatever the compiler would like to fuse. */
+/* Product and difference are rounded separately: the compiler must not fuse them. */
 static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     volatile double product = learning_rate * weight_decay;
     return (float)(1.0 - product);
@@ -23931,7 +23928,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they take along when there is an `average`. */
+/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
 static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -23947,7 +23944,8 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
-/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+/* Checks the list of averages of a step: none NULL, none twice, each over a list that has not changed since its
+ * creation. */
 static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
     XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
                "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
@@ -23961,7 +23959,7 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
 static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
                                 xd_update_args *args) {
     for (int i = 0; i < d->average_count; i++)
@@ -23999,7 +23997,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 /* safetensors.c: what a writer checks about one tensor; *bytes is its size. */
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes);
 
-/* safetensors.c: does a text that the JSON writer made read back? Finds repeated names and keys in O(n log n). */
+/* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
 /* >>io/safetensors.c */
@@ -24012,7 +24010,7 @@ enum {
     XDI_SAFETENSORS_LIMIT = 100000000, /* header bytes */
     XDI_SAFETENSORS_NAME = 65536,
     XDI_SAFETENSORS_DIMS = 64,
-    XDI_SAFETENSORS_GAP = 256 * 1024, /* bytes between two pieces that are worth a second read */
+    XDI_SAFETENSORS_GAP = 256 * 1024, /* distance in bytes of two ranges from which a second read pays */
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
@@ -24027,7 +24025,7 @@ struct xd_safetensors {
     int64_t count;
     uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
-    void *owned;                /* bytes, when they were read into memory of ours */
+    void *owned;                /* bytes, when they were read into memory of this object */
     bool mapped, open, skip_unknown;
     intptr_t file;
 };
@@ -24114,7 +24112,7 @@ static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json
     return XD_OK;
 }
 
-/* Room for the infos and for the sizes of all shapes. */
+/* Allocates the infos and the sizes of all shapes. */
 static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
     size_t tensors = 0, sizes = 0;
     for (const xd_json *entry = xd_json_first(f->header); entry; entry = xd_json_next(entry)) {
@@ -24134,7 +24132,7 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* The tensors tile the data area: no hole, no overlap, no byte after the last one. */
+/* The tensors must cover the data area: no gap, no overlap, no byte after the last one. */
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
@@ -24175,7 +24173,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
         sizes += info->ndim;
     }
     XD_TRY(xdi_safetensors_check_tiles(f));
-    int64_t kept = 0; /* skipped tensors were needed for the tiling only */
+    int64_t kept = 0; /* tensors that are skipped were needed for the check above only */
     for (int64_t i = 0; i < f->count; i++)
         if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
     f->count = kept;
@@ -24234,7 +24232,8 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
 static xd_result xdi_safetensors_map(xd_safetensors *f) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const void *address = NULL;
-    if (f->size < 8) return XD_OK; /* the header check says it better; and nothing maps an empty file */
+    if (f->size < 8)
+        return XD_OK; /* the header check has the better message, and an empty file cannot be mapped */
     f->mapped = files->map && files->map(files->user, f->file, f->size, &address) == 0;
     if (f->mapped) {
         f->bytes = (const unsigned char *)address;
@@ -24271,7 +24270,7 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
     return f;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object in *out, or destroys it on failure. */
 static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
     if (result == XD_OK)
         *out = f;
@@ -24316,7 +24315,7 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
     xd_release(f->ctx, f);
 }
 
-/* ---- looking ---- */
+/* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
     return f->count;
@@ -24374,11 +24373,11 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
-/* A box as pieces that are contiguous in the file, all of the same length, in ascending order. */
+/* A box as byte ranges ("pieces" below) of the file, all of the same length, in ascending order. */
 typedef struct xdi_safetensors_box {
     const xd_safetensors_info *info;
     const int64_t *offset, *size;
-    int outer;      /* dimensions that are stepped through; the others lie inside one piece */
+    int outer;      /* dimensions over which pieces are enumerated; the others lie inside one piece */
     uint64_t piece; /* bytes */
     uint64_t first; /* file offset of the first piece */
     int64_t pieces;
@@ -24422,7 +24421,7 @@ static uint64_t xdi_safetensors_piece(const xdi_safetensors_box *box, int64_t nu
     return at;
 }
 
-/* Pieces first, first + 1, ... that one read through the staging buffer serves; *end is where that read ends. */
+/* The number of pieces from `first` on that one read into the staging buffer covers; *end: the end of that read. */
 static int64_t xdi_safetensors_group(const xdi_safetensors_box *box, int64_t first, uint64_t *end) {
     const uint64_t begin = xdi_safetensors_piece(box, first);
     int64_t count = 1;
@@ -24557,7 +24556,7 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
     xd_json_write_end(w);
 }
 
-/* Gives every tensor its place and builds the header's text. */
+/* Assigns an offset to every tensor and builds the header's text. */
 static void xdi_safetensors_layout(xd_json_writer *w, const xd_safetensors_writer_desc *d,
                                    xdi_safetensors_plan_item *items, const void **order) {
     uint64_t end = 0;
@@ -24719,7 +24718,7 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
 #define XDI_WEIGHTS_SINGLE "model.safetensors"
 #define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
 
-enum { XDI_WEIGHTS_NAME = 64 }; /* more than any file name of ours needs */
+enum { XDI_WEIGHTS_NAME = 64 }; /* larger than any file name that is written here */
 
 struct xd_weights_files {
     xd_ctx *ctx;
@@ -24805,7 +24804,7 @@ static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensor
     return result;
 }
 
-/* The index and the files must say the same, in both directions. */
+/* The index and the files must agree, in both directions. */
 static xd_result xdi_weights_check(const xd_weights_files *m) {
     const xd_json *map = xdi_weights_map(m);
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
@@ -24902,7 +24901,7 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory;                 /* behind the struct */
+    char *directory;                 /* after the struct in the same block */
     xd_safetensors_writer **writers; /* [shards] */
     int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
@@ -24985,7 +24984,7 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     size_t bytes;
     xdi_weights_write_index(w, d);
     XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may stand in two shards */
+    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
@@ -25026,7 +25025,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
     return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
-/* Removes a file of the directory; that there is none, or no room for its path, is no failure of the save. */
+/* Removes a file of the directory. The save does not fail when the file does not exist, or without memory for its path. */
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);
@@ -25076,11 +25075,11 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
 
 /* >>io/gather.c */
 
-/* Model files from tensors that are spread over ranks. */
+/* Model files from tensors that are distributed over ranks. */
 
 #include <string.h>
 
-/* What one rank keeps during a save; writer and slab exist on root only. */
+/* The state of one rank during a save; writer and slab exist on root only. */
 typedef struct xdi_gather {
     xd_comm *world;
     xd_ctx *ctx;
@@ -25095,7 +25094,7 @@ static const xd_layout_desc *xdi_gather_whole(const xdi_gather *g, int64_t i) {
     return xd_layout_settings(g->desc->tensors[i].tensor.layout);
 }
 
-/* Bytes of one index of dimension 0, and how many of them make a slab. A pure function of what all ranks know. */
+/* Bytes of one index of dimension 0; returns the indices in a slab. Pure, so the same on all ranks. */
 static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     size_t bytes = xd_dtype_size(g->desc->tensors[i].tensor.dtype);
@@ -25146,7 +25145,7 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     return XD_OK;
 }
 
-/* One tensor. A root that cannot write goes on gathering until the ranks agree, so that none waits for it. */
+/* One tensor. A root that cannot write continues to gather until the ranks agree, so that none waits for it. */
 static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
@@ -43550,4 +43549,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4dc0d34cbdda58822021486902a06c531fe42bd5ccbaa26af52f550883ad85ac */
+/* xdistill sha256 490f830199c1118022c6334f45aa85af7cbc268e65ce0c39730b2c349fd60cd3 */

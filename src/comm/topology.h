@@ -16,7 +16,7 @@
 /* One named axis of a mesh. */
 typedef struct xd_axis {
     const char *name; /* NULL -> no name; either all axes of a mesh have a name or none has */
-    int size;         /* -1, on at most one axis -> ranks of the world / product of the other sizes */
+    int size;         /* -1, on at most one axis -> number of ranks / product of the other sizes */
 } xd_axis;
 
 /* A plain value; copies share `ranks`, which must outlive them. */

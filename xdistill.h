@@ -8930,7 +8930,7 @@ typedef struct xdi_loss_sums {
     xd_fixed exact[XD_LOSS_SUMS];
 } xdi_loss_sums;
 
-/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+/* Adds all columns of row r to its sums; `state` is private to the sweep, `ref` is NULL for mixtures. */
 typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
                                xdi_loss_sums *sums);
 
@@ -8966,7 +8966,7 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
-/* mft.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+/* mft.c: the number of columns of a row that have a gradient; the others, and their terms, are set to zero. */
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
 /* mft.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
  * a row's first `columns`. */
@@ -8978,35 +8978,36 @@ typedef struct xdi_cosine_sums {
     double plain[XD_COSINE_SUMS];
     xd_fixed exact[XD_COSINE_SUMS];
 } xdi_cosine_sums;
-/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+/* Adds the products of all columns of row r, its logits times the scales; `state` is private to the sweep. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
 /* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
 
-/* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
- * k, the last one falls out. Returns the new length. */
+/* topk.c: inserts a value into a descending list of n entries, after equal ones; when the list has k entries
+ * already, the last one is removed. Returns the new length. */
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
-/* topk.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+/* topk.c: writes the slots whose id is in [begin, end) to order[], by ascending id; returns their number. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
 
 /* topk.c: the entry select. */
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: what `prepare` leaves of a matrix: the entries in J of this shard's rows, ascending by column, then slot. */
+/* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
+ * slot. */
 typedef struct xdi_xtoken_entries {
     int64_t *begin;          /* [columns + 1] */
-    int32_t *student, *slot; /* [begin[columns]] column of the shard, and place in J */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and index in J */
     float *weight;
-    int32_t *places; /* [teacher_size] of ids in J; -1: none */
+    int32_t *places; /* [teacher_size] index of each id in J; -1: not in J */
 } xdi_xtoken_entries;
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
 
-/* xtoken.c: which gradient it is: p (M dy - delta) / temperature with dy, or scale u - p delta with u, less
+/* xtoken.c: the form of a gradient: p (M dy - delta) / temperature with dy, or scale u - p delta with u, minus
  * slopes (softmax(z) - one at the label). */
 typedef struct xdi_xtoken_form {
     const xd_xtoken_gradient *to;
@@ -9019,8 +9020,8 @@ typedef struct xdi_xtoken_form {
 } xdi_xtoken_form;
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; columns [begin, end) of that row; all of it; and its padding, with
- * which it is written. */
+/* The gradient at column v of rows[i], where h = M dy; of columns [begin, end) of that row; of the whole row; and the row's
+ * padding, which also marks it as written. */
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
 XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
@@ -9038,17 +9039,17 @@ XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_
 XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
                                               xdi_xtoken_row_writer write);
 
-/* xtoken.c: the first of the rows at work whose place is not less. */
+/* xtoken.c: the first of the rows of the call whose chunk index is at least `place`. */
 XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
 
-/* Columns [begin, end); there are sums of other rows already. */
+/* Columns [begin, end), and whether the cells have sums of other rows already. */
 typedef struct xdi_log_probs_cut {
     int64_t begin, end;
     bool more;
 } xdi_log_probs_cut;
 
-/* xtoken.c: the entry log_probs by two steps, called on any thread: a row's log-sum-exp; and rows[i] added to the cells of
- * columns [begin, end), or written there where nothing was before. Then the plain ones. */
+/* xtoken.c: the two steps of the entry log_probs, called on any thread: a row's log-sum-exp; and rows[i] added to the cells
+ * of columns [begin, end), or written there when they are the first. Then the plain steps. */
 typedef struct xdi_log_probs_steps {
     double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
     void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
@@ -9060,15 +9061,15 @@ XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
 XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
                                            const xdi_log_probs_cut *cut);
 
-/* xtoken.c: the numbers of the likeliest pairs; a tail's places in its list, from `first` on, chosen by `select`, and
- * their logarithms, which become ids and probabilities. */
+/* xtoken.c: writes the indices of the most likely pairs; selects the entries of a tail by `select`: indices in the list,
+ * from `first` on, and logarithms, which become ids and probabilities. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
-/* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
- * not negative, 1 there and 0 elsewhere. */
+/* uld.c: the gradient of a row of a chunk: scale p (d - mean), where d is the slope or, when `only` is not negative,
+ * 1 at that column and 0 elsewhere. */
 typedef struct xdi_uld_scale {
     double scale, mean;
     int64_t only;
@@ -9086,9 +9087,9 @@ XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld
 /* >>kernel/cpu/exact */
 
 /* The terms of INVARIANT mode's sums, and the sums, on vectors of double: xdi_w1 for the plain level, xdi_w2,
- * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16 . A term has the same bits in every width and
- * with every math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
- * exact, by a power of two. */
+ * xdi_w4 and xdi_w8 with xdi_v4, xdi_v8 and xdi_v16. A term has the same bits in every width and
+ * with every math library: single operations of IEEE 754 in a fixed order. A product is fused with a sum only where
+ * the product is exact, by a power of two. */
 
 /* 1.5 2^52: a sum of it and something below 2^51 holds that, rounded to an integer, in its low bits. */
 #define XDI_EXACT_MAGIC 6755399441055744.0
@@ -9118,7 +9119,7 @@ XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld
         const d zero = { 0.0 };                                     \
         return zero + x;                                            \
     }                                                               \
-    /* What is to be rounded before it is added to something. */    \
+    /* A product that is rounded before it is added to anything. */ \
     INLINE d d##_mul(d a, d b) {                                    \
         return a * b;                                               \
     }                                                               \
@@ -9220,9 +9221,9 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/cpu/reduce.c */
 
-/* Sums over ranks, and the tree over leaves. Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is
- * written, so out may be one of them, and the loops over a tile are plain enough to become vector
- * instructions. */
+/* Sums over ranks, and the tree over leaves. Elements are processed in tiles that stay in the L1 cache: the tile of every
+ * array is read before the result is written, so out may be one of the arrays, and the loops over a tile are simple enough
+ * to be vectorised. */
 
 #include <string.h>
 
@@ -9244,7 +9245,7 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_SCALE(type, x, n) ((type)((x) * ((type)1 / (type)(n))))
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
-/* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
+/* One function per dtype. `type`: of stored elements; `sum`: of the additions. */
 #define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                      \
     static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {        \
         if (op == XD_MAX) {                                                                      \
@@ -9305,7 +9306,7 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
-/* The arguments of an entry. Elements are independent, so threads take pieces of them. */
+/* The arguments of an entry. Elements are independent, so threads take ranges of them. */
 typedef struct xdi_reduce_job {
     void *out;
     const void *const *pieces;
@@ -9350,8 +9351,8 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
     return nodes;
 }
 
-/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
- * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
+/* A binary counter: nodes arrive from the left, neighbours of equal size are merged, so sizes on the stack are strictly
+ * decreasing and 64 levels suffice. The remaining nodes are the right edge of the tree, added from the right. */
 #define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
     static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
         for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \
@@ -9479,7 +9480,7 @@ static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd
     return XD_OK;
 }
 
-/* What is summed in fixed point has the same bits with every math library. */
+/* Terms of sums in fixed point have the same bits with every math library. */
 static inline double xdi_loss_exp(bool fixed, double x) {
     return fixed ? xdi_exact_exp(x) : exp(x);
 }
@@ -9495,19 +9496,19 @@ static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     }
 }
 
-/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
- * forms. */
+/* The term of CROSS at one column; 0 where the probability that weights it is 0, which avoids 0 * infinity. */
 static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
                                     double at_arg) {
     switch (a->divergence) {
     case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
     case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
     case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
-    default: return 0.0; /* JSD needs the normalisers first */
+    default: return 0.0; /* JSD: needs the normalisers, see mixture */
     }
 }
 
-/* As written: the vectors of simd/exact.c leave columns to this and the next one, and their terms are its. */
+/* Without fusing: the vectors of simd/exact.c leave columns to this function and the next one, and the terms must have the
+ * same bits. */
 XDI_SIMD_AS_WRITTEN
 XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
                                        const double *ref, xdi_loss_sums *sums) {
@@ -9772,7 +9773,7 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
 
 /* >>kernel/cpu/topk.c */
 
-/* Top-k losses and selection. A row is seen as k + 1 entries: its ids, and everything outside as one. */
+/* Top-k losses and selection. A row is treated as k + 1 entries: its ids, and all other columns as one. */
 
 #include <math.h>
 #include <string.h>
@@ -9793,7 +9794,7 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
                            a);
 }
 
-/* Shell sort: k is small and the ids mostly are no worse than random. */
+/* Shell sort: k is small and the ids are mostly in random order. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
@@ -9808,8 +9809,8 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
     return n;
 }
 
-/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
- * ones. */
+/* Adds to a double or to a fixed sum. BAD counts terms that a fixed sum cannot take: high the non-finite ones, low the
+ * large ones. */
 static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
         sums->plain[which] += term;
@@ -9835,7 +9836,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
     }
 }
 
-/* The columns between the row's ids go to the sweep. */
+/* Calls the sweep for the columns between the row's ids. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
     const int64_t begin = a->vocab.begin, end = a->vocab.end;
@@ -9849,7 +9850,7 @@ static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep 
     for (int64_t j = 0; j < inside; j++) {
         const int64_t column = ids[order[j]] - begin;
         if (next < column) sweep(state, a, r, next, column, sums);
-        next = column + 1; /* an id that is there twice is left out once */
+        next = column + 1; /* an id that occurs twice is left out once */
     }
     if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
 }
@@ -9924,7 +9925,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
 }
 
-/* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
+/* Collects the logits at all ids, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
     const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
@@ -9958,7 +9959,7 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
     return XD_OK;
 }
 
-/* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
+/* One row in the form of the divergence: entries j < k are the ids, entry k is the outside. */
 typedef struct xdi_topk_entries {
     double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
@@ -10031,8 +10032,8 @@ static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *ro
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
- * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
- * the entries. */
+ * mass, so that nothing cancels on nearly one-hot rows. Columns that are not an entry have A = 0: their r is 0, that of
+ * the entries r + 1. */
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
@@ -10188,8 +10189,8 @@ XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_arg
     return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_select_rows, a);
 }
 
-/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
- * id. */
+/* The k largest of all shards' candidates. Shards are in the order of their columns, so among equals the lowest id is
+ * first. */
 static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
     const int64_t candidates = a->logits.rows * a->k;
     (void)launch;
@@ -10208,7 +10209,7 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
     return XD_OK;
 }
 
-/* The ids as the other entries want them, and the teacher's values widened. */
+/* The ids in the form that the other entries of the table read, and the teacher's values widened. */
 static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {
@@ -10298,11 +10299,11 @@ static xd_result xdi_cpu_rows_scales(const xd_launch *launch, const xd_row_args 
     return XD_OK;
 }
 
-/* What the reduction sees of a row. */
+/* The values of a row that the reduction uses. */
 typedef struct xdi_rows_value {
     double hard, soft;
     int finding;  /* xd_row_finding */
-    double value; /* what the status shows of it */
+    double value; /* for the status */
 } xdi_rows_value;
 
 static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
@@ -10333,7 +10334,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
     record[which]++;
 }
 
-/* What the caller wants to see of each row. */
+/* Writes the values of a row that the caller requested. */
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
@@ -10343,7 +10344,7 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
 }
 
-/* Weighted sums over this rank's rows, findings, how many count. */
+/* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
     xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
@@ -10460,7 +10461,7 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
 
 /* >>kernel/cpu/softmax.c */
 
-/* Statistics of softmax, and what is read off with them. */
+/* Statistics of softmax, and the values computed from them. */
 
 #include <math.h>
 
@@ -10486,7 +10487,7 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
                            a);
 }
 
-/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
+/* Merges a row's partials in rank order. The result's sum is relative to its max; NaN propagates. */
 static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;
@@ -10651,7 +10652,7 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
 
 /* ---- the matrix in J ---- */
 
-/* Entries that this shard's rows have at most. */
+/* Upper bound on the entries of this shard's rows. */
 static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
     const int64_t *begin = m->projection.row_begin;
     return begin[m->first + m->columns] - begin[m->first];
@@ -10663,7 +10664,7 @@ static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
            (size_t)m->projection.teacher_size * sizeof(int32_t);
 }
 
-/* The entries in J, and behind them the place of every teacher id, which is needed to find them. */
+/* The entries in J, followed by the index in J of every teacher id, which is needed to find them. */
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
     const int64_t entries = xdi_cpu_xtoken_entries(m);
     xdi_xtoken_entries e;
@@ -10744,7 +10745,7 @@ static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken
     return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
 }
 
-/* ln sum e^x; a NaN stays. */
+/* ln sum e^x; NaN propagates. */
 static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++)
@@ -10753,7 +10754,7 @@ static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     return max + log(sum);
 }
 
-/* The same of a row at the columns `ids`, or at all when there are none. */
+/* The same of a row at the columns `ids`, or at all columns when ids is NULL. */
 static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -10791,7 +10792,7 @@ static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
     return best;
 }
 
-/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
  *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
  * delta is sum q dq. */
 static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
@@ -10957,7 +10958,7 @@ static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
     return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
 }
 
-/* Columns of a row that are a piece: rows of a chunk are few, and long. */
+/* Columns of a row in one piece: rows of a chunk are few, and long. */
 enum { XDI_CPU_COLUMNS = 16384 };
 
 static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
@@ -11100,10 +11101,10 @@ XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, in
                       (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
 }
 
-/* First the rows' log-sum-exps, then the columns, of as many rows as the scratch holds. */
+/* First the rows' log-sum-exps, then the columns, for as many rows at a time as fit in the scratch. */
 typedef struct xdi_log_probs {
     xd_xtoken_log_probs_args a; /* of these rows */
-    bool more;                  /* there were others before */
+    bool more;                  /* other rows came before */
     double *lse;
     const xdi_log_probs_steps *steps;
 } xdi_log_probs;
@@ -11158,7 +11159,7 @@ static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtok
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
-/* The likeliest pairs, by number. */
+/* The most likely pairs, by index. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other) {
     a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
     a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
@@ -11244,7 +11245,7 @@ static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
     for (int64_t j = 0; j < k; j++) x[j] -= lse;
 }
 
-/* KL of log-probabilities, and in s its derivative by the logits. */
+/* KL of log-probabilities, and in s its derivative with respect to the logits. */
 static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
     double value = 0.0;
     for (int64_t j = 0; j < k; j++) {
@@ -11325,15 +11326,15 @@ static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_x
     return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
-/* One term of d, and its derivative by q; the logarithms have a floor. */
+/* One term of d, and its derivative with respect to q; the logarithms have a floor. */
 static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
     const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
     *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
     return reverse ? q * difference : -a * difference;
 }
 
-/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
- * there, but for sums above 1, which rows of M above 1 can make. */
+/* d(c), and in q its derivative. The mass outside the list is 1 minus the sum, so each q also has the slope of that mass
+ * with a minus sign, unless the sum is above 1, as rows of M with a sum above 1 can make it. */
 static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
     double inside = 0.0, target = 0.0, value = 0.0, slope;
     for (int64_t i = 0; i < n; i++) {
@@ -11388,7 +11389,7 @@ static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xto
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
-/* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
+/* [columns] of a row: sums of doubles, which are zero between uses, followed by slopes. */
 static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
     (void)lists;
     return (size_t)columns * (sizeof(double) + sizeof(float));
@@ -11501,7 +11502,7 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     return xdi_xtoken_tail_finish(t, first);
 }
 
-/* Is the likeliest pair of all shards the teacher's? */
+/* Whether the most likely pair of all shards is the teacher's. */
 static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
     double best = -INFINITY, pair = -1.0;
     for (int r = 0; r < m->shards; r++) {
@@ -11639,7 +11640,7 @@ static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_c
 
 /* ---- products with a projection ---- */
 
-/* Cells are independent of each other, also those of one row. */
+/* Cells are independent of each other, even within a row. */
 static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
     const xd_xtoken_projection *m = &a->projection;
     const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
@@ -11658,7 +11659,7 @@ static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *ar
         xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
 }
 
-/* Entries that a cell or a column may have are so many arrays. */
+/* Assumed entries of a cell or a column, as a number of arrays for xdi_spread_elements. */
 enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
 
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
@@ -11666,7 +11667,7 @@ static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken
                                xdi_cpu_xtoken_product_cells, a);
 }
 
-/* The place of a teacher id among the columns; -1 when it is not there. */
+/* The index of a teacher id among the columns; -1 when it is not one of them. */
 static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
     int64_t low = 0, high = k;
     if (!columns) return id;
@@ -11776,7 +11777,7 @@ static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a
 
 /* ---- sort ---- */
 
-/* Digits of the keys, in as many passes of a radix sort. */
+/* Digits of the keys: the passes of a radix sort. */
 enum { XDI_ULD_DIGITS = 3, XDI_ULD_WIDTH = 11, XDI_ULD_BINS = 1 << XDI_ULD_WIDTH };
 
 static uint64_t xdi_uld_digit(uint64_t record, int digit) {
@@ -11803,8 +11804,8 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     }
 }
 
-/* Records that have the same digit keep their order, so that equals stay ranked by id. An odd number of
- * passes: from `spare` to `sorted`. */
+/* The sort is stable, so that equal keys stay ordered by id. The number of passes is odd: from `spare` to
+ * `sorted`. */
 static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *sorted, uint64_t *spare) {
     uint32_t bins[XDI_ULD_DIGITS][XDI_ULD_BINS];
     uint64_t *from = spare, *to = sorted;
@@ -11847,7 +11848,7 @@ static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_ch
            part[XD_SOFTMAX_SUM];
 }
 
-/* Sums of the sorted rests; mean is that of the signs, over the student's merged values. */
+/* Sums over the sorted ids that are not matched; mean is that of the signs, weighted by the student's merged values. */
 static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope, double *mean) {
     const xd_uld_rows *student = &a->side[XD_ULD_STUDENT], *teacher = &a->side[XD_ULD_TEACHER];
     const uint64_t *x = student->sorted + i * student->count, *y = teacher->sorted + i * teacher->count;
@@ -11905,8 +11906,8 @@ static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args 
 
 /* ---- gradient ---- */
 
-/* What a row of a chunk is multiplied by: share p (d - mean) / temperature, where d is the slope in the base
- * row, and elsewhere 1 at the row's token and 0 at the others. */
+/* The factors of a row of a chunk: the gradient is share p (d - mean) / temperature, where d is the slope in the base
+ * row; in the other rows it is 1 at the row's token and 0 elsewhere. */
 XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row) {
     const double factor = chunk->factor[XD_ULD_STUDENT],
                  share = a->share / a->side[XD_ULD_STUDENT].temperature;
@@ -12249,7 +12250,7 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
 
 /* >>kernel/cpu/optimizer.c */
 
-/* Optimizers, averages, casts and norms: the walk over arrays and spans, and the plain spans. */
+/* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
 
 #include <float.h>
 #include <math.h>
@@ -12325,7 +12326,7 @@ static void xdi_plain_add(float *sum, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+/* The square of an f32 is exact in double and can neither overflow nor underflow there, so the sum needs no
  * scaling, and it is finite when the elements are. */
 static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
     double sum = 0.0;
@@ -12333,7 +12334,7 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
         const double magnitude = fabs(xd_load_f64(data, dtype, i));
         if (type != XD_NORM_MAX)
             sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
-        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+        else if (!(magnitude <= sum)) /* NaN too: the sum then stays NaN */
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
@@ -12344,10 +12345,10 @@ static const xdi_span_kernels xdi_plain_spans = {
     xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
 };
 
-/* ---- walks over arrays ---- */
+/* ---- loops over arrays ---- */
 
-/* Arrays are spread over threads in blocks, whole ones from an array's beginning on: how they are cut depends on their
- * sizes alone. */
+/* Arrays are distributed over threads in blocks, counted from the beginning of each array: the split depends on the
+ * sizes of the arrays alone. */
 enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
 
 /* What is done to arrays, one after the other: elements [begin, end) of array k. */
@@ -12378,7 +12379,7 @@ static void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t be
     }
 }
 
-/* Blocks a piece; *blocks receives all. Few elements are one piece. */
+/* Blocks per piece; *blocks receives the number of all blocks. Few elements are one piece. */
 static int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks) {
     int64_t elements = 0;
     *blocks = 0;
@@ -12514,7 +12515,7 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* The array with the scalars of its next step, t, formed in double and rounded once. */
+/* The array with the scalars of its next step, t, computed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
@@ -12683,9 +12684,9 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
- * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
- * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+/* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
+ * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
+ * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
 enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
 typedef struct xdi_norm_bins {
@@ -12755,7 +12756,7 @@ static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *span
     }
 }
 
-/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+/* Adds elements [begin, end), at most a block, to the limbs, through bins. */
 static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
                            int64_t begin, int64_t end, xd_norm_sum *sum) {
     const bool square = args->type == XD_NORM_L2;
@@ -12779,7 +12780,7 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
         }
 }
 
-/* What a piece of the arrays adds, and where to. */
+/* The arrays of a norm, and the sum of each piece. */
 typedef struct xdi_norm_job {
     const xd_norm_args *args;
     const xdi_span_kernels *spans;
@@ -12828,8 +12829,8 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     xd_norm_carry(sum->limbs);
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
- * arrays, piece by piece, which depends on how arrays are cut, or an exact one, which does not. */
+/* norm: the part of these arrays in (sum |x|^p)^(1/p), p = 1 or 2, or in max |x|. Either a double sum in the order of
+ * arrays, piece by piece, which depends on how arrays are split, or an exact one, which does not. */
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
     xdi_norm_pieces p = { { args, spans, sum }, 0, 0, { { 0.0, 0.0, 0, 0, { 0 } } } };
@@ -12878,7 +12879,7 @@ XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) 
 
 #include <string.h>
 
-/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
+/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is split
  * into tiles of `rows` x `cols` sums that stay in registers while k runs; what a tile reads is first copied
  * ("packed") into the order in which it is read:
  *
@@ -12889,25 +12890,26 @@ XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) 
  *             for each panel of a:                              (it stays in the L1 cache)
  *                 for each panel of b:                          one tile = one call of the kernel
  *
- * Packing pads with zeros, so a kernel never sees an odd size, and widens or narrows on the way. Kernels
+ * Packing pads with zeros, so a kernel never sees an odd size, and converts to the kernel's dtype. Kernels
  * differ in the tile's size and in the instructions; everything else is shared.
  *
- * A fast kernel is done with a block soon, and packing must keep up: memory is read in its own order, and is
- * asked ahead for what comes next. A block of a has many rows because a transposed matrix is read across:
- * cache lines a multiple of a page apart drive each other out before another panel would read their rest. */
+ * With a fast kernel packing must be fast too: memory is read in order and prefetched. A block of a has many rows
+ * because of transposed matrices, whose terms are far apart: cache lines at multiples of a page evict each other before
+ * another panel would read their other elements. */
 
 enum {
     XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
-    XDI_MATMUL_BLOCK_M = 96,  /* rows, of two bytes a term twice as many; a multiple of 16 and of any rows */
-    XDI_MATMUL_BLOCK_N = 512, /* columns, of two bytes a term twice as many; a multiple of any cols */
+    XDI_MATMUL_BLOCK_M =
+        96, /* rows, twice as many for bf16 terms; a multiple of 16 and of every kernel's rows */
+    XDI_MATMUL_BLOCK_N = 512, /* columns, twice as many for bf16 terms; a multiple of every kernel's cols */
     XDI_MATMUL_MOST_ROWS = 8,
     XDI_MATMUL_MOST_COLS = 32,
     XDI_MATMUL_LINE = 64, /* bytes of a cache line */
-    XDI_MATMUL_AHEAD = 8  /* terms or lines from what is packed to what memory is asked for */
+    XDI_MATMUL_AHEAD = 8  /* prefetch distance in terms or lines */
 };
 
-/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
- * itself, gcc must be asked. */
+/* The sums of a tile stay in registers only if the short loops over them are unrolled. clang does that by
+ * itself, gcc needs a pragma. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #    define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
@@ -12915,11 +12917,11 @@ enum {
 #endif
 
 /* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
- * lie side by side as bf16. */
+ * are adjacent, as bf16. */
 typedef void (*xdi_matmul_tile)(int64_t k, const void *a, const void *b, float *tile, int64_t stride,
                                 bool accumulate);
 
-/* `lines` lines of `terms` numbers each: a line is a row of a or a column of b. */
+/* `lines` lines of `terms` elements each: a line is a row of a or a column of b. */
 typedef struct xdi_matmul_lines {
     const void *data;
     xd_dtype dtype;
@@ -12927,13 +12929,13 @@ typedef struct xdi_matmul_lines {
     int64_t line_stride, term_stride;
 } xdi_matmul_lines;
 
-/* Where they are packed: `width` lines a panel, `bytes` from one panel to the next. */
+/* The panels they are packed into: `width` lines per panel, `bytes` from one panel to the next. */
 typedef struct xdi_matmul_panels {
     char *data;
     int64_t width, bytes;
 } xdi_matmul_panels;
 
-/* What a CPU level does in its own way. */
+/* The functions and sizes of a CPU level. */
 typedef struct xdi_matmul_kernel {
     xdi_matmul_tile run;
     void (*pack)(const xdi_matmul_lines *x,
@@ -12946,7 +12948,7 @@ static inline int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
+/* Prefetches the cache line of an element, which may be past the end of `data`. */
 static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
 #if defined(__GNUC__)
     __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(at * size)));
@@ -12974,7 +12976,7 @@ XD_PRIVATE void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_
 
 /* >>kernel/cpu/matmul.c */
 
-/* The blocked matrix product in plain C: its walk over blocks and tiles, which every CPU level shares. */
+/* The blocked matrix product in plain C, with the loops over blocks and tiles that every CPU level shares. */
 
 static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
                                      int64_t stride, bool accumulate) {
@@ -12993,8 +12995,8 @@ static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void
 
 /* ---- packing ---- */
 
-/* packed[p * width + line] of one panel. Lines that lie side by side are copied eight at a time, all others
- * one after the other, so that memory is read in its own order. */
+/* packed[p * width + line] of one panel. Lines that are adjacent in memory are copied eight at a time, others one by
+ * one, so that memory is read in order. */
 static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
     const float *data = (const float *)x->data;
     int64_t line = 0;
@@ -13018,7 +13020,7 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
             packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
-/* Panel by panel: what every machine can do. */
+/* Panel by panel, for any machine. */
 XD_PRIVATE void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
     char *packed = to->data;
     for (int64_t line = 0; line < x->lines; line += to->width, packed += to->bytes) {
@@ -13061,7 +13063,7 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16) {
 
 /* ---- the product ---- */
 
-/* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
+/* One tile at the edge of the result: the full tile is computed in a buffer, of which the existing part is copied. */
 static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
                             float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
     float tile[XDI_MATMUL_MOST_ROWS * XDI_MATMUL_MOST_COLS];
@@ -13114,7 +13116,7 @@ static void xdi_matmul_clear(const xd_matmul_args *args) {
         memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
 }
 
-/* Panels of `width` lines of k terms from `data` on; each begins a line and has room for k + 1 terms. */
+/* Panels of `width` lines of k terms from `data` on; each begins at a cache line and has room for k + 1 terms. */
 static xdi_matmul_panels xdi_matmul_panels_at(const xdi_matmul_kernel *kernel, char *data, int64_t width,
                                               int64_t k) {
     const int64_t bytes = (k + 1) * width * (kernel->pairs ? 2 : 4) + XDI_MATMUL_LINE - 1;
@@ -42151,8 +42153,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
 
-/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
- * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the remainder of x modulo ln 2, e^f - 1 is computed as
+ * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
     const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
@@ -42193,8 +42195,8 @@ XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
 }
 
 /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
- * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
-/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger,
+ * and w the weight of the smaller one in m, m = larger (1 + w (E - 1)). */
 XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
     const xdi_w gap = t - s;
     const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
@@ -42364,8 +42366,8 @@ XDI_INLINE float XDI_V(largest)(xdi_v x) {
 
 /* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
 
-/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
- * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the remainder of x modulo ln 2, e^f - 1 is computed as
+ * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
     const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
@@ -42406,8 +42408,8 @@ XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
 }
 
 /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
- * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
-/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger,
+ * and w the weight of the smaller one in m, m = larger (1 + w (E - 1)). */
 XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
     const xdi_w gap = t - s;
     const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
@@ -43549,4 +43551,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 490f830199c1118022c6334f45aa85af7cbc268e65ce0c39730b2c349fd60cd3 */
+/* xdistill sha256 851f26c5155b3f00c812c04c3ca1fa8c189ede7dbd6908869513898469497a19 */

@@ -13159,7 +13159,7 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
 
 /* >>kernel/simd/internal */
 
-/* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
+/* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
@@ -13546,14 +13546,14 @@ XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude
 
 /* ---- exact sums ---- */
 
-/* The logits of a tile and what their terms are relative to. */
+/* The logits of a tile and the references of their terms. */
 typedef struct xdi_exact_tile {
     xdi_simd_array x, y; /* student and teacher */
     double max, teacher_max, teacher_at_arg, scale;
 } xdi_exact_tile;
 
-/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
- * then not to be used.
+/* The functions of a level on n columns, a multiple of `lanes`. False when the plain kernels must compute the tile; the
+ * sums must not be used then.
  *   powers    sum e^((x - max) scale)
  *   moments   the same, and of those powers times their exponents
  *   linear    sum x - max
@@ -13572,7 +13572,7 @@ typedef struct xdi_exact_level {
 /* ---- minimal fine-tuning and the cosine ---- */
 
 /* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
- * shift), whose differences lose nothing where q is large. */
+ * shift), whose differences lose no accuracy where q is large. */
 typedef struct xdi_mft_tile {
     xdi_simd_array x, y, out;
     xdi_tile_power power;
@@ -13596,8 +13596,8 @@ typedef struct xdi_mft_level {
 
 /* ---- maxima of columns ---- */
 
-/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
- * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+/* Number of rows whose columns are compared together, of bf16 and of f32: memory is read in long runs, and each maximum
+ * is loaded and stored once for all of them. With three rows of f32 or more, some processors' prefetchers fail. */
 enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
@@ -13641,7 +13641,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
 #if defined(XDI_X86)
 XD_PRIVATE const xdi_loops *xdi_loops_avx2(void);
 XD_PRIVATE const xdi_loops *xdi_loops_avx512(void);
-/* avx2.c: entries of losses across tokenizers that AVX-512 has no better form of. */
+/* avx2.c: entries of losses across tokenizers that AVX-512 uses unchanged. */
 XD_PRIVATE void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables);
 XD_PRIVATE void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes);
 #endif
@@ -13944,7 +13944,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void) {
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14117,7 +14117,7 @@ XDI_SIMD_INLINE_256 __m256i xdi_v8_key(__m256i bits) {
     return _mm256_xor_si256(bits, _mm256_andnot_si256(below, _mm256_set1_epi32(0x7fffffff)));
 }
 
-/* What counts of each half moves to its front; the halves are written one after the other. */
+/* Moves the selected lanes of each half to its front; the halves are written one after the other. */
 XDI_SIMD_INLINE_256 void xdi_v8_collect_halves(__m256i x, __m256i order, int64_t low, uint32_t *to) {
     const __m256i moved = _mm256_castps_si256(_mm256_permutevar_ps(_mm256_castsi256_ps(x), order));
     _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(moved));
@@ -14245,7 +14245,7 @@ XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, f
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
-/* The second operand of a maximum stays where the first is NaN. */
+/* A maximum returns the second operand where the first is NaN. */
 XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
     const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
     __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
@@ -14303,7 +14303,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_avx2(void) {
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14481,7 +14481,7 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
     return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Rows of 16: the indices and keys that count move to the front of the vector, which is written whole. */
+/* Vectors of 16: the selected indices and keys move to the front of the vector, which is written whole. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                           uint32_t *keys, int64_t room) {
     const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
@@ -15296,7 +15296,7 @@ __attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k,
     xdi_matmul_store_avx512(sum, tile, stride, accumulate);
 }
 
-/* The same tile in pairs of bf16: twice the terms an instruction. */
+/* The same tile in pairs of bf16: twice the terms per instruction. */
 __attribute__((target("avx512f,avx512bf16"))) static void
 xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
                      bool accumulate) {
@@ -15319,7 +15319,7 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 
 /* ---- packing ---- */
 
-/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
+/* Lines whose terms are adjacent in memory are transposed in registers, eight lines by eight terms. */
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
 #    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 
@@ -15627,7 +15627,8 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512_bf16(bool bf16) {
 
 /* >>kernel/simd/levels.c */
 
-/* The CPU levels: what each brings. Another instruction set is a file like avx2.c, a line here, and one in base/cpu.c. */
+/* The CPU levels and the functions of each. Another instruction set takes a file like avx2.c, a line here, and one in
+ * base/cpu.c. */
 
 typedef struct xdi_level {
     xd_cpu_level level;
@@ -15654,7 +15655,7 @@ static const xdi_level xdi_levels[] = {
 #endif
 };
 
-/* Contexts and xd_kernels_cpu have seen to it that there is one. */
+/* Contexts and xd_kernels_cpu have checked that the level exists. */
 static const xdi_level *xdi_level_of(xd_cpu_level level) {
     const xdi_level *found = xdi_levels;
     for (size_t i = 0; i < sizeof xdi_levels / sizeof *xdi_levels; i++)
@@ -15684,7 +15685,7 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf
 
 /* >>kernel/simd/matmul.c */
 
-/* The matrix product of a CPU level, or the one that the program brings. */
+/* The matrix product of a CPU level, or XD_SGEMM of the program. */
 
 #if defined(XD_SGEMM)
 #    include <limits.h>
@@ -15726,7 +15727,8 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 typedef char xdi_matmul_fits[XD_MATMUL_WORKSPACE_BYTES <= XDI_POOL_SCRATCH ? 1 : -1];
 
-/* The result cut into parts of rows and columns, each a product of its own: an element has the same bits in any. */
+/* The result split into parts of rows and columns, each a separate product: the bits of an element do not depend on the
+ * split. */
 typedef struct xdi_matmul_cut {
     xdi_matmul_kernel kernel;
     const xd_matmul_args *args;
@@ -15738,14 +15740,14 @@ static int64_t xdi_matmul_parts(int64_t size, int64_t part) {
     return (size + part - 1) / part;
 }
 
-/* Whether a part of the columns is still larger than what the walk packs at a time, so that another cut is free; and of
- * the rows so large that packing the columns once more does not show. */
+/* Whether another split is free: a part of the columns is still larger than what is packed at a time; or a part of the rows
+ * is so large that packing the columns once more costs little. */
 static bool xdi_matmul_is_free(const xdi_matmul_cut *cut, int64_t rows, int64_t cols) {
     return cols >= 2 * (int64_t)XDI_MATMUL_BLOCK_N * (cut->kernel.pairs ? 2 : 1) || rows >= 4096;
 }
 
-/* Parts are halved, the longer side first, because each packs its rows and columns for itself. Free cuts go on until there
- * are a few parts a thread, so that one that is slowed down takes fewer; the others until there is work for all. */
+/* Parts are halved, the longer side first, because each packs its own rows and columns. Free splits continue until there
+ * are a few parts per thread, so that a slow thread takes fewer; the others until every thread has work. */
 static void xdi_matmul_plan(int64_t threads, xdi_matmul_cut *cut) {
     const xd_matmul_args *p = cut->args;
     const bool small = p->a.rows * p->b.cols / 64 * p->a.cols <= 1 << 15;
@@ -15846,8 +15848,8 @@ static bool xdi_exact_narrow(const xd_rows *x) {
     return !x->data || x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
-/* Joins the sums of a tile. False when one of them might run over on the way, which only the plain kernels
- * notice term by term; nothing is joined then. */
+/* Adds the sums of a tile. False when one of them might overflow in between, which only the plain kernels detect,
+ * term by term; nothing is added then. */
 static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
     const int64_t room = (int64_t)1 << 54;
     for (int i = 0; i < count; i++)
@@ -15861,7 +15863,7 @@ static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
 
 /* ---- sums of a loss ---- */
 
-/* The sums of n columns; a hard loss of temperature 1 beside a soft one has the same terms. */
+/* The sums of n columns; a hard loss together with a soft one of temperature 1 has the same terms. */
 static bool xdi_exact_tile_stats(const xdi_exact_level *level, const xd_loss_args *a,
                                  const xdi_exact_tile *tile, int64_t n, xd_fixed *part) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
@@ -15999,16 +16001,16 @@ static bool xdi_simd_dtypes(const xd_loss_args *a) {
 
 /* ---- references and sums ---- */
 
-/* One exponential's sum over a row, as far as it has come. */
+/* The running sum of one exponential over a row. */
 typedef struct xdi_simd_sum {
     double factor;
     xdi_tile_power power;
     double sum;
     float max;
-    int64_t tile; /* where max came first */
+    int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
-/* False when the row begins with what f32 does not fit. */
+/* False when the first logits of the row are outside the range of f32. */
 static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
                            xdi_simd_sum *sum) {
     float guess = tiles->max(x, columns < 256 ? columns : 256);
@@ -16022,7 +16024,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     return true;
 }
 
-/* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
+/* Whether a tile with this maximum must be repeated; the integer is then larger by *raise. */
 static bool xdi_simd_raise(xdi_simd_sum *sum, float max, double *raise) {
     const double exponent = (double)max * sum->factor;
     *raise = 0.0;
@@ -16059,15 +16061,15 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
-/* All that one row of one shard adds up to. */
+/* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
-    double cross;                        /* as xdi_tile_pair has it */
+    double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile; when an integer was too small, again. */
+/* The pair of a tile, computed again when an integer was too small. */
 static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
                               xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
     for (;;) {
@@ -16092,9 +16094,9 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
- * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
- * integers that held then. */
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again:
+ * as many as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers
+ * of that moment. */
 enum { XDI_SIMD_KEPT = 32 };
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
@@ -16104,12 +16106,12 @@ typedef struct xdi_simd_kept {
     float teacher_whole[XDI_SIMD_KEPT], student_whole[XDI_SIMD_KEPT];
 } xdi_simd_kept;
 
-/* Which of the kept tiles begins at column c. */
+/* The index of the stored tile that begins at column c. */
 static int64_t xdi_simd_kept_tile(const xdi_simd_kept *kept, int64_t c) {
     return (c - kept->begin) / XDI_TILE;
 }
 
-/* The teacher's powers of a kept tile, the student's behind them. */
+/* The teacher's powers of a stored tile, followed by the student's. */
 static float *xdi_simd_kept_powers(const xdi_simd_kept *kept, int64_t tile) {
     return kept->powers + tile * 2 * XDI_TILE;
 }
@@ -16220,7 +16222,7 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     return true;
 }
 
-/* Whether the powers were kept. */
+/* Returns whether the powers were stored. */
 static bool xdi_simd_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
                                        const xd_loss_kernels *plain, const xd_loss_args *one,
                                        xdi_simd_kept *kept) {
@@ -16279,7 +16281,7 @@ static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_references_rows, a);
 }
 
-/* The references are this shard's own: what the sweep finds by itself. */
+/* The references are those of this shard, which the sweep computes itself. */
 static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
@@ -16320,11 +16322,11 @@ static xdi_simd_power xdi_simd_teacher(const xd_loss_args *a, const xd_loss_row 
     return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
 }
 
-/* Is the row within what the vectors take? */
+/* Whether the row is in the range of the vector kernels. */
 static bool xdi_simd_accepts(const xd_loss_args *a, const xd_loss_row *row) {
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool mixed = a->teacher.data && a->divergence == XD_JSD;
-    if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
+    if (fabs(row->mean) > 1e5) return false; /* logits of very large magnitude contribute */
     if (!xdi_simd_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
     return xdi_simd_fits(row->max, factor) && xdi_simd_fits(row->max, XDI_TILE_LOG2E) &&
            xdi_simd_fits(row->teacher_max, factor);
@@ -16409,8 +16411,8 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
- * reading what it overwrites. In place, that was read already. */
+/* A gradient of more bytes is no longer in the caches when it is next read: it is written past them, which also avoids
+ * reading the lines that it overwrites. In place, they have been read already. */
 #define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
@@ -16422,11 +16424,11 @@ XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, c
 /* How a row's gradient goes through memory. */
 typedef struct xdi_simd_path {
     bool streamed; /* past the caches */
-    bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
+    bool followed; /* by the sums of the next row: memory would be idle while powers are computed */
 } xdi_simd_path;
 
-/* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
- * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
+/* The next row's first lines, which the gradient of the tile at column c prefetches. A fourth of the row, and for f32
+ * only: more of it would evict the current row, and rows of bf16 are limited by the powers, not by memory. */
 static void xdi_simd_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
     if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
     g->ahead[0] = (const char *)xdi_simd_array_of(&a->student, 1, c / 4).data;
@@ -16460,7 +16462,7 @@ static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
-/* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
+/* The gradient of the stored tiles, from their powers. A hard loss uses the same ones. */
 static void xdi_simd_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_simd_kept *kept, bool streamed) {
     const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
@@ -16536,8 +16538,8 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
-/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
- * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+/* Whether a row's gradient can use the powers of its sums, and storing them pays. Not for f32, where the row itself
+ * fills the caches. A hard loss together with the soft one must use the same powers. */
 static bool xdi_simd_keeps(const xd_loss_args *a) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
@@ -16547,7 +16549,7 @@ static bool xdi_simd_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
+/* Where to store a row's powers; NULL without memory: then they are computed twice. */
 static void xdi_simd_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
     const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
     const int64_t most = XDI_SIMD_KEPT, count = tiles < most ? tiles : most;
@@ -16571,7 +16573,7 @@ static void xdi_simd_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
     if (one->gradient.data) xdi_simd_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
 }
 
-/* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
+/* The entry's arguments, and where its first thread stores powers; NULL: they are not stored. */
 typedef struct xdi_simd_fused {
     const xd_loss_args *a;
     float *powers;
@@ -16605,7 +16607,7 @@ static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args
     return result;
 }
 
-/* The loss entries that vectors do better. */
+/* The loss entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels) {
     kernels->references = xdi_simd_loss_references;
     kernels->stats = xdi_simd_loss_stats;
@@ -42232,7 +42234,7 @@ XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w 
 
 /* Powers and logarithms of base 2, ends of arrays and sums of lanes, for one width; see loops.inc. */
 
-/* Element i of n and the ones behind it; past the end `fill`. */
+/* Elements of an array of n from element i on; past the end `fill`. */
 XDI_INLINE xdi_v XDI_V(read)(xdi_simd_array x, int64_t i, int64_t n, float fill) {
     xdi_simd_array lanes;
     float part[XDI_V(lanes)];
@@ -42285,7 +42287,7 @@ XDI_INLINE void XDI_V(send_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v 
     XDI_V(stream)(x, i + XDI_V(lanes), b);
 }
 
-/* A scaled power of 2 and what it takes, so that a loop makes the constants once, whatever it asks on its way. */
+/* A scaled power of 2 and its constants, so that a loop computes them once. */
 typedef struct XDI_V(power_of) {
     xdi_v factor, magic, low; /* in steps */
     xdi_v exponent_factor,
@@ -42462,7 +42464,7 @@ XDI_INLINE void XDI_W(add_positive)(XDI_W(sum) * sum, xdi_w term) {
     sum->low += (XDI_W(words))XDI_W(scaled)(rest, 1099511627776.0, XDI_W(set)(XDI_EXACT_MAGIC));
 }
 
-/* What `count` terms came to; false when one was large, infinite or NaN. */
+/* The sum of `count` terms; false when one was large, infinite or NaN. */
 XDI_INLINE bool XDI_W(sum_of)(const XDI_W(sum) * sum, int64_t count, xd_fixed *total) {
     const uint64_t magic = (uint64_t)count * XDI_EXACT_MAGIC_BITS;
     uint64_t high = 0, low = 0, large = 0;
@@ -42848,8 +42850,8 @@ XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, b
     return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
 }
 
-/* A loop for each kind of soft part and for `parity`, which reading and writing depend on. Whether there is a hard part,
- * and whether the gradient goes past the caches, is asked for every two vectors: a processor foresees it. */
+/* A loop for each kind of soft part and for `parity`, on which reading and writing depend. Whether there is a hard part,
+ * and whether the gradient bypasses the caches, is tested for every two vectors: these branches are predicted. */
 XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
                                       xdi_v b) {
     if (sent)
@@ -42908,7 +42910,7 @@ XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_
 }
 
 XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
-    const xdi_tile_gradient g = *given; /* stores cannot change a copy */
+    const xdi_tile_gradient g = *given; /* a copy, which cannot alias the stores */
     switch (soft) {
     case XDI_TILE_NONE: XDI_V(gradient_kind)(&g, n, XDI_TILE_NONE); break;
     case XDI_TILE_FORWARD: XDI_V(gradient_kind)(&g, n, XDI_TILE_FORWARD); break;
@@ -42940,7 +42942,7 @@ XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft sof
 
 /* >>kernel/simd/kept.inc */
 
-/* The gradient of a tile from powers that were kept. */
+/* The gradient of a tile from powers that were stored. */
 
 XDI_INLINE xdi_v XDI_V(kept_at)(const xdi_tile_kept *g, int64_t i) {
     xdi_simd_array p, q;
@@ -42964,7 +42966,7 @@ XDI_INLINE void XDI_V(kept_loop)(const xdi_tile_kept *g, int64_t n, bool sent) {
 XDI_LEAF void XDI_V(tile_kept)(const xdi_tile_kept *given, int64_t n) {
     const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
     uint16_t out[2 * XDI_V(lanes)];
-    xdi_tile_kept g = *given; /* stores cannot change a copy */
+    xdi_tile_kept g = *given; /* a copy, which cannot alias the stores */
     if (g.streamed)
         XDI_V(kept_loop)(&g, whole, true);
     else
@@ -43551,4 +43553,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 851f26c5155b3f00c812c04c3ca1fa8c189ede7dbd6908869513898469497a19 */
+/* xdistill sha256 e650b57cf7418d93047b95bf9d0c07160e7d0ba6dc7158fe727af34db43582c0 */

@@ -2465,8 +2465,8 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
 
-/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
- * blocks on a processor. */
+/* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
+ * to have more blocks on a multiprocessor. */
 #define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
 #define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
 
@@ -3345,11 +3345,11 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* >>cuda/loss_fused.cu */
 
-/* A loss row by row: references and sums come in one read of the rows, by running sums; where one shard is the whole
+/* A loss row by row: references and sums are computed in one read of the rows, as running sums; where one shard is the whole
  * row, its scalars and its gradient follow at once, while the row is in the cache. Two reads and one write of a row,
  * three reads for JSD. Grid (rows / teams), block 256.
  *
- * Each thread sums relative to the largest elements that it has seen; when a larger one comes, its sums are brought to
+ * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
  * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
 /* What a thread has seen. The sums are relative to the references in `row`. */
@@ -3913,7 +3913,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
     xdi_cuda_cluster_grad(a, r, memory.row, s, counts, stop);
-    xdi_cuda_cluster_sync(); /* nobody leaves while others read his sums */
+    xdi_cuda_cluster_sync(); /* no block exits while others read its sums */
 }
 
 /* ---- which rows ---- */
@@ -3971,7 +3971,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
 
 /* ---- set-up ---- */
 
-/* Adds the ranks of a cluster up through its blocks' shared memory. */
+/* Sums the block ranks of a cluster through the blocks' shared memory. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
     XD_SHARED(int, mine, );
     if (threadIdx.x == 0) mine = (int)xdi_cuda_cluster_rank();
@@ -7774,4 +7774,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 fe34de3fb663125b38e4ef561d75b6cf54ca2acb5d74693dcd3e990faf7298bc */
+/* xdistill sha256 2dfc199dcde8b915d4ef3589939b38de3695e36ea173cd49cdfffc72b912ad41 */

@@ -8,8 +8,8 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
 
-/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
- * blocks on a processor. */
+/* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
+ * to have more blocks on a multiprocessor. */
 #define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
 #define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
 

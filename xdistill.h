@@ -15958,15 +15958,15 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
 
 /* >>kernel/simd/loss.c */
 
-/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
- * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
- * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
- * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+/* Losses on vectors of f32. Powers have base 2 and are relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that exceeds the range of the current integer is repeated
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are accumulated in
+ * double. Rows that f32 cannot represent, and all rows with a finding, are left to the plain kernels. */
 
 #include <math.h>
 #include <string.h>
 
-/* How far a maximum may lie above the integer, in powers of two. */
+/* How far a maximum may be above the integer, in powers of two. */
 #define XDI_SIMD_ROOM 60.0
 
 static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {
@@ -43553,4 +43553,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e650b57cf7418d93047b95bf9d0c07160e7d0ba6dc7158fe727af34db43582c0 */
+/* xdistill sha256 510a78d501ffede53975bae8c8dcf758886a81eaddfb925d52554be7f3c95bb6 */

@@ -5376,7 +5376,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
     const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
-    __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
+    __syncwarp(); /* all lanes read the entry with the largest mass, which one lane wrote */
     if (a.divergence == XD_JSD) {
         xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
     } else {
@@ -7774,4 +7774,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 2dfc199dcde8b915d4ef3589939b38de3695e36ea173cd49cdfffc72b912ad41 */
+/* xdistill sha256 d7e911b9b70a03effe528fd8c7272faef2d0fece9dca634f3f73d165c17450ba */

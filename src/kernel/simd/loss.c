@@ -1,14 +1,14 @@
-/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
- * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
- * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
- * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+/* Losses on vectors of f32. Powers have base 2 and are relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that exceeds the range of the current integer is repeated
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are accumulated in
+ * double. Rows that f32 cannot represent, and all rows with a finding, are left to the plain kernels. */
 
 #include "kernel/simd/tiles.h"
 
 #include <math.h>
 #include <string.h>
 
-/* How far a maximum may lie above the integer, in powers of two. */
+/* How far a maximum may be above the integer, in powers of two. */
 #define XDI_SIMD_ROOM 60.0
 
 static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {

@@ -13323,7 +13323,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
-    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -13367,7 +13367,7 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
-/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+/* The gradient p_scale p - q_scale q from the powers that a pair has stored, in bf16. */
 typedef struct xdi_tile_kept {
     float *p, *q;
     float p_scale, q_scale;
@@ -43553,4 +43553,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 510a78d501ffede53975bae8c8dcf758886a81eaddfb925d52554be7f3c95bb6 */
+/* xdistill sha256 999ec9f7b0f8acbfcc85b086a90d7e10a66e9c320c5d08bc6f2037e5292d65c5 */

@@ -2458,8 +2458,8 @@ static void xdi_cuda_cublas_close(xd_cuda *) {}
 /* Rows of logits: the threads of a row, reading and writing its elements, and sums of terms.
  *
  * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
- * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
- * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+ * ones. A thread processes eight columns at a time, 16 bytes per load where the row is aligned to 16 bytes; it adds
+ * these eight in f32 and everything else in double. Every sum has one order, whatever the grid. */
 
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 
@@ -7774,4 +7774,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d7e911b9b70a03effe528fd8c7272faef2d0fece9dca634f3f73d165c17450ba */
+/* xdistill sha256 251f3c4f8bbeebfa6a4b1ddf8e0ccdb9d22e94bdb563f20c9a3a53321f4c4dc3 */

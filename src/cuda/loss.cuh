@@ -1,8 +1,8 @@
 /* Rows of logits: the threads of a row, reading and writing its elements, and sums of terms.
  *
  * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
- * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
- * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+ * ones. A thread processes eight columns at a time, 16 bytes per load where the row is aligned to 16 bytes; it adds
+ * these eight in f32 and everything else in double. Every sum has one order, whatever the grid. */
 
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 

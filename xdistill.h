@@ -45,11 +45,11 @@
 /* >>base/config */
 
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
- * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
+ * so the implementation sets them when it comes first; if it comes too late, context.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
-#        define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#        define _DEFAULT_SOURCE /* for the hint about large pages; the library works without it */
 #    endif
 #endif
 
@@ -99,8 +99,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
- * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+/* Marks what the next minor version removes, and names the replacement: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. A macro cannot have an attribute: its comment says XD_DEPRECATED. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -113,7 +113,7 @@
 #    endif
 #endif
 
-/* A function of the declarations that a GPU calls too. */
+/* A function in the declarations that a GPU calls too. */
 #if defined(__CUDACC__)
 #    define XDI_ON_DEVICE __host__ __device__
 #else
@@ -125,7 +125,7 @@
 #    define XDI_X86 1
 #endif
 
-/* The vector kernels for any processor: on x86 hardly a machine runs them, so there they are compiled when asked for. */
+/* The vector kernels for any processor. Few x86 machines would run them, so on x86 they are compiled on request only. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif
@@ -136,8 +136,8 @@
 
 /* >>base/result */
 
-/* What went wrong, by kind; the message says what exactly. Errors found on one rank are agreed: every rank of the
- * group returns one (spec of the error classes: metadata, data, broken group). */
+/* What went wrong, by kind; the message has the details. The ranks agree on errors that one rank finds: every rank of the
+ * group returns one (there are three classes of errors: in metadata, in data, and a broken group). */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -173,10 +173,10 @@ typedef struct xd_error {
     const char *function;
     int rank;          /* world rank of this context */
     int culprit;       /* world rank that caused it; -1 when unknown or this rank itself */
-    char message[512]; /* what was got and what was expected, numbers included */
+    char message[512]; /* the value that was passed and the one expected, numbers included */
 } xd_error;
 
-/* "ERROR_SHAPE" and the like; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
+/* "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
 XD_API const char *xd_result_name(xd_result result);
 
 /* One line that explains the kind of error. A constant string. */
@@ -218,16 +218,16 @@ XD_API size_t xd_dtype_size(xd_dtype dtype);
 /* True for F16 BF16 F32 F64 and the 8-bit floats. */
 XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 
-/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
+/* Spelling used by safetensors ("BF16"); "NONE" for XD_DTYPE_NONE and values outside the enumeration. A constant string. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of XD_DTYPES. */
 XD_API xd_dtype xd_dtype_from_name(const char *name);
 
 /* >>base/half */
 
 /* Storage conversions. To a narrower type: round to nearest, ties to even; overflow gives infinity; NaN stays a quiet
- * NaN with its sign; subnormals are kept. Integer arithmetic only, so the bits are the same on every machine. */
+ * NaN with its sign; subnormals are preserved. Integer arithmetic only, so the bits are the same on every machine. */
 XD_API uint16_t xd_bf16_from_f32(float value);
 XD_API float xd_f32_from_bf16(uint16_t bits);
 XD_API uint16_t xd_f16_from_f32(float value);
@@ -236,7 +236,8 @@ XD_API float xd_f32_from_f16(uint16_t bits);
 /* Element `index` of an array of any arithmetic dtype, widened to double; exact except for I64 beyond 2^53. */
 XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index);
 
-/* Stores a double into element `index`: floats by way of f32 rounding once per narrowing, integers by truncation. */
+/* Stores a double into element `index`: F32 and F64 are rounded at most once, F16 and BF16 are rounded to f32 first and then
+ * again; integers are truncated. */
 XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value);
 
 /* >>base/memory */
@@ -248,14 +249,14 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
-/* Offset allocator over an opaque base. The bookkeeping stands outside the memory, so the base may be device memory.
- * With base NULL it is a planning run: every take succeeds and `peak` is the size to provide. Never grows. */
+/* Offset allocator over an opaque base. The bookkeeping is outside the memory, so the base may be device memory.
+ * With base NULL it is a planning run: every allocation succeeds and `peak` is the size to provide. Never grows. */
 typedef struct xd_arena {
     unsigned char *base; /* NULL -> planning run */
     size_t capacity;     /* bytes behind base; ignored when planning */
-    size_t used;         /* bytes taken, alignment included */
+    size_t used;         /* bytes allocated, alignment included */
     size_t peak;         /* high-water mark of used, to the byte */
-    bool sealed;         /* after xd_arena_seal every take fails */
+    bool sealed;         /* after xd_arena_seal every allocation fails */
 } xd_arena;
 
 #define XD_ARENA_ALIGNMENT 64 /* of every block: one cache line, enough for every vector load */
@@ -263,37 +264,37 @@ typedef struct xd_arena {
 /* An arena over capacity bytes at base; base NULL starts a planning run. Local, allocates nothing. */
 XD_API xd_arena xd_arena_over(void *base, size_t capacity);
 
-/* Takes bytes aligned to XD_ARENA_ALIGNMENT relative to base. *offset may be 0 bytes long. When planning, the offset
- * is still right and there is no memory behind it. False when the arena is full, sealed, or the size overflows;
- * the arena is then unchanged. */
+/* Allocates `bytes` bytes, which may be 0, at an offset from base that is a multiple of XD_ARENA_ALIGNMENT. When planning,
+ * the offset is right too, but there is no memory behind it. False when the arena is full or sealed, or the size
+ * overflows; the arena is then unchanged. */
 XD_API bool xd_arena_take(xd_arena *arena, size_t bytes, size_t *offset);
 
 /* As xd_arena_take, but gives the address; NULL when there is no room and always NULL when planning. */
 XD_API void *xd_arena_take_pointer(xd_arena *arena, size_t bytes);
 
-/* xd_arena_release(a, xd_arena_mark(a)) gives back everything taken in between. The peak stays. */
+/* xd_arena_release(arena, mark) frees everything allocated since mark = xd_arena_mark(arena). The peak stays. */
 XD_API size_t xd_arena_mark(const xd_arena *arena);
 XD_API void xd_arena_release(xd_arena *arena, size_t mark);
 
-/* No more takes: what is planned is all there is. */
+/* No more allocations: every later one fails. */
 XD_API void xd_arena_seal(xd_arena *arena);
 
 /* >>base/cpu */
 
 /* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
- * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
- * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
- * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
+ * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree within the bounds that their
+ * declarations state. So all ranks of a world must use one level; otherwise their first collective is a
+ * MISMATCH. Worlds of MPI and NCCL use the lowest level of their ranks from joining on. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0, /* the default: the highest level of this machine */
-    XD_CPU_PLAIN,    /* plain loops, double inside: the specification of the others, and slow */
-    XD_CPU_PORTABLE, /* f32 vectors as the compiler makes them, any processor; on x86 with XDISTILL_PORTABLE only */
-    XD_CPU_AVX2,       /* AVX2, FMA and F16C */
-    XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
+    XD_CPU_PLAIN,    /* plain loops that compute in double: slow; the specification of the other levels */
+    XD_CPU_PORTABLE, /* the compiler's own f32 vectors, for any processor; on x86 with XDISTILL_PORTABLE only */
+    XD_CPU_AVX2,     /* AVX2, FMA and F16C */
+    XD_CPU_AVX512,   /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
 
-/* Do this machine and this build have the level? Local, pure. */
+/* Whether this machine and this build have the level. Local, pure. */
 XD_API bool xd_cpu_supports(xd_cpu_level level);
 
 /* The highest level that this machine and this build have; PLAIN for an x86 without AVX2 in a build without
@@ -313,12 +314,12 @@ typedef enum xd_file_mode {
     XD_FILE_READ = 1, /* a file that exists, to be read */
     XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
     XD_FILE_EXISTING =
-        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
-                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+        3, /* a file that exists, to be written in place and read, by any number of writers at once; opening
+                           * changes neither its bytes nor its size; ENOENT when the name does not exist */
     XD_FILE_DIRECT =
-        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
-                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
-                           * as the file goes; what a file system cannot do so goes the usual way */
+        16 /* a flag, and only a hint: reads and writes are large and bypass the page cache. The caller
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, except that a read
+                           * ends at the end of the file; where the file system cannot do this, the cache is used */
 } xd_file_mode;
 
 #define XD_FILE_ALIGNMENT 4096
@@ -326,11 +327,11 @@ typedef enum xd_file_mode {
 /* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
  * `file` is whatever open stored.
  *
- * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
- * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
- * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
- * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
- * a writer that is aborted leaves its temporary file. The table grows at its end. */
+ * Without `open` every entry that is NULL is the POSIX one, so single entries may be replaced. With `open` the files are
+ * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
+ * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
+ * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
+ * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -357,10 +358,10 @@ typedef struct xd_files {
  * in any order and on any threads, and returns when all of them are done; an OpenMP loop over body is one. No piece waits
  * for another.
  *
- * Pieces are counted: of one that was run twice the second time does nothing, and one that was not run is made up for, so no
- * result is ever wrong by it. The call fails all the same, with STATE and the piece's number; where the context is one of
- * several ranks its next exchange with them fails instead, in the same call or a later one, so that all learn of it: this
- * rank gets STATE, the others PEER with its words, and nobody waits for a deadline. */
+ * Pieces are counted: a second run of a piece does nothing, and a piece that `run` left out is run afterwards, so results
+ * stay right. The call still fails, with STATE and the piece's number. Where the context is one of several ranks, its next
+ * exchange with them fails instead, in the same call or a later one: this rank gets STATE, the others PEER with its
+ * message, and no rank waits for a deadline. */
 typedef struct xd_parallel_for {
     void (*run)(void *user, int64_t pieces, void (*body)(void *argument, int64_t piece), void *argument);
     void *user;
@@ -372,7 +373,7 @@ typedef struct xd_parallel_for {
  * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
-/* What the logger receives: the named level and everything graver. */
+/* What the logger receives: the named level and everything more severe. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -387,7 +388,7 @@ typedef struct xd_logger {
     void *user;
 } xd_logger;
 
-/* Monotonic seconds. Deadlines are measured with it, so a test can make an hour pass without sleeping. */
+/* Monotonic seconds. Deadlines are measured with it, so a test can let an hour pass without sleeping. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);
     void *user;
@@ -410,36 +411,36 @@ struct xd_kernels;
 typedef struct xd_ctx_desc {
     xd_allocator allocator;           /* zero -> malloc and free */
     xd_logger logger;                 /* zero -> silent */
-    xd_log_level log_level;           /* lines above it are dropped; 0 -> XD_LOG_WARN */
+    xd_log_level log_level;           /* less severe lines are dropped; 0 -> XD_LOG_WARN */
     xd_clock clock;                   /* zero -> CLOCK_MONOTONIC */
     xd_files files;                   /* zero -> POSIX files */
     xd_reduction reduction;           /* 0 -> XD_REDUCTION_DETERMINISTIC */
     double timeout_seconds;           /* deadline of one collective; 0 -> 60 */
     double init_timeout_seconds;      /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                         /* world rank, for messages; joining a world sets it */
-    xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    xd_cpu_level cpu;                 /* 0 -> the best of this machine; UNSUPPORTED if the machine lacks it */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
-    /* Cores for each call on a CPU, the caller's own among them: 0 -> 1, more must be asked for. The results have the same
-     * bits for any number, in every mode. A pool of threads - 1 threads is made with the context, each with a MB of
-     * memory of its own; they sleep when there is nothing to do and never spin, so an idle context takes no time from
-     * other threads of the program. Every rank has its own: ranks in one process take ranks x threads cores. */
+    /* Cores for each call on a CPU, the calling thread's core included; 0 -> 1. Results have the same bits for any number,
+     * in every mode. The context creates a pool of threads - 1 threads, each with 1 MB of private memory; they sleep when
+     * there is nothing to do and never spin, so an idle context takes no time from other threads of the program. Every
+     * rank has a pool: ranks in one process use ranks x threads cores. */
     int threads;
-    /* Runs the work on threads of the caller's instead, of which `threads` at a time get to work; no pool is made. Zero
-     * -> the pool. */
+    /* Runs the work on the caller's threads instead, at most `threads` of them at a time; no pool is created. Zero -> the
+     * pool. */
     xd_parallel_for parallel_for;
-    void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
+    void *stream; /* on which a device backend orders its work; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* XD_VERSION of the implementation that is linked. Pure. */
 XD_API int xd_version(void);
 
 /* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc is read during the call only; NULL -> all
- * defaults. The macro hands over the version of the declarations that the caller was compiled with.
+ * defaults. The macro passes the version of the declarations that the caller was compiled with.
  *
- * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
+ * Local. Errors, whose messages go to the desc's logger, since there is no context to ask: MISMATCH for declarations
  * of another major or minor version, ARGUMENT for negative or non-finite timeouts and for threads
- * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY also for threads that do not start. */
+ * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY, also when a thread does not start. */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
@@ -452,13 +453,13 @@ XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
 /* From now on this context's device work goes to this stream. Local. */
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
-/* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
+/* The last failure of this context; result is XD_OK when there was no failure. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
 /* Forgets the last failure. A broken world stays broken. */
 XD_API void xd_clear_error(xd_ctx *ctx);
 
-/* The "at" that the next error of this context reports as the caller's place; see XD_AT. */
+/* Sets the source position that the next error of this context reports as the caller's; returns ctx. See XD_AT. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */
@@ -466,7 +467,7 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* >>base/fail */
 
-/* Failing, and handing failures on, as the library itself does it: for programs and companions. */
+/* Reporting failures and passing them on, as the library itself does: for programs and companion headers. */
 
 /* Records a failure in the context, sends it to the logger and returns `result`: the macros below call it. Local. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
@@ -492,14 +493,14 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
-/* Memory from the context's allocator, zero-filled; NULL when there is no room, which the caller reports. xd_release gives it
- * back, and so what calls hand out with that word; NULL is fine. Local. */
+/* Memory from the context's allocator, zero-filled; NULL when there is none, which the caller reports. xd_release frees it,
+ * and the memory that calls return to be released; NULL is fine. Local. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 
 /* >>kernel/types */
 
-/* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
+/* What calls take and return besides plain arrays. With a GPU, the structs that hold results are in its memory. */
 
 /* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
@@ -509,32 +510,32 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
- * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
+/* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them in place, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
-    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others with DTYPE */
 } xd_ids;
 
-/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
- * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
+/* First data error of an operation and the number of errors of each kind. In memory of the tensors' device; sent along
+ * with the losses' own exchanges, so that all ranks agree. All zero: no error. */
 typedef struct xd_status {
     int64_t label_out_of_range; /* rows */
     int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
     int64_t nothing_counted;    /* losses whose denominator was zero */
-    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
-    int64_t first_row;          /* row of the first finding, global where the operation knows it */
+    int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
+    int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
- * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+ * them and for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
-/* `rows` rows of `columns` elements, one behind the other. Pure. */
+/* `rows` rows of `columns` elements, back to back. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
+/* Ids of a dtype as a value, for languages without struct initialisers; data NULL -> no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -545,8 +546,8 @@ static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
- * ones at least as wide, as for labels of 32 bits. Local; on a GPU nothing waits. Errors, nothing written: DTYPE for other
- * pairs, ARGUMENT for a negative count. */
+ * integers at least as wide, for example labels of 32 bits to 64. Local; does not wait for a GPU. Errors, with nothing
+ * written: DTYPE for other pairs, ARGUMENT for a negative count. */
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 
@@ -558,7 +559,7 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+/* Gradient leaves in one rank's part of a sum: the step has `total` leaves (micro-batches) and this
  * rank owns [first, first + count). total 0 -> no leaves given.
  *
  * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
@@ -569,11 +570,11 @@ typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* The label of rows that do not count, where has_ignore_index does not say another. */
+/* The label of rows that do not count, unless has_ignore_index selects another. */
 #define XD_IGNORE_INDEX (-100)
 
 /* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+ * is not 0; an array that is not given excludes nothing. A counted position has weight 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     xd_ids labels;         /* [count] or none */
@@ -600,15 +601,16 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+/* Values and status of a loss together, for programs on a GPU: one allocation of its memory, all zero before the step, and
+ * one read.
  *
  *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
  *     desc.common.status = &there->status;
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
- * was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so set it to zero once it has
+ * been read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -623,7 +625,7 @@ typedef enum xd_divergence {
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* What becomes of the probability outside the k ids. */
+/* What happens to the probability outside the k ids. */
 typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
@@ -642,30 +644,30 @@ typedef enum xd_norm_type {
 typedef enum xd_clip_form {
     XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiplies even by 1 */
 } xd_clip_form;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
- * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
- * every split. */
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a multiple of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, whose result depends
+ * neither on their order nor on how the array is split. */
 #define XD_NORM_LIMBS 20
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
     double
-        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
-                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
+        sum; /* of |x|^p, unused when exact: in array order, or in vector lanes where the CPU level has them; BF16
+                 * may use f32 lanes, with a relative error of at most 2^-19 */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carries propagated, so that 2^31 ranks can be added */
 } xd_norm_sum;
 
-/* Most dimensions of a tensor. */
+/* Maximum number of dimensions of a tensor. */
 #define XD_DIMS_MAX 8
 
 /* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+ * that are contiguous on both sides are folded, so a contiguous block has ndim 1 and strides 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -675,9 +677,8 @@ typedef struct xd_copy {
 /* How every kernel is called. */
 typedef struct xd_launch {
     xd_ctx *ctx;
-    void *stream; /* NULL on the CPU */
-    void *
-        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
+    void *stream;    /* NULL on the CPU */
+    void *workspace; /* device memory for the operation's partial results; size from its _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;
@@ -694,40 +695,43 @@ typedef struct xd_cuda xd_cuda;
 typedef struct xd_cuda_desc {
     xd_allocator
         allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
-    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
-     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
-     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
-     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
+    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Applies to rows of more than
+     * 2048 columns that are aligned to 16 bytes and fit, where one rank has the whole vocabulary; other rows, and all in
+     * INVARIANT mode, take the usual path. Needs compute capability 9.0 and a build for it, else there is a warning in
+     * the log. Values agree with the other path's within the bounds of the CPU's. Default: off, not yet measured on a
+     * GPU. */
     bool cluster;
-    /* Matrix products, those of heads above all, by NVIDIA's cuBLASLt, which xd_cuda_create loads: its path or name; ""
-     * -> the name for the toolkit of the build (libcublasLt.so.13). It takes products whose sides are both F32 or both
-     * BF16, and where bf16 is asked for (xd_matmul_args, xd_head_loss_desc) any two: sides in F32 are rounded into memory
-     * of this context first, in pieces if need be. Sides without a stride of 1, empty products, what it has nothing for,
-     * and all in INVARIANT mode are the unit's own kernel's. Keeps 128 MiB of device memory. One build, library and kind
-     * of GPU give the same bits on every run; unlike the unit's, they depend on the whole shape, the strides and the
-     * addresses' alignment up to 16 bytes. Run a shape once before a graph captures it, since the library may load
-     * kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major version than the build's
-     * header, or there was no cublasLt.h at the build. Default: NULL, no library; no GPU has measured it. */
+    /* Path or name of NVIDIA's cuBLASLt, which xd_cuda_create then loads for matrix products, mainly those of heads; ""
+     * -> the name for the toolkit of the build (libcublasLt.so.13). It computes products whose operands are both F32 or
+     * both BF16, and, where bf16 is requested (xd_matmul_args, xd_head_loss_desc), any two: F32 operands are rounded into
+     * memory of this context first, in blocks if need be. The unit's own kernel computes operands without a stride of 1,
+     * empty products, products that the library has no algorithm for, and all in INVARIANT mode. Holds 128 MiB of device
+     * memory. One build, library and GPU model give the same bits on every run; unlike the unit's, these bits depend on the
+     * whole shape, the strides and the addresses' alignment up to 16 bytes. Run a shape once before a graph captures it,
+     * since the library may load kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major
+     * version than the build's header, or the build had no cublasLt.h. Default: NULL, no library; not yet measured on a
+     * GPU. */
     const char *cublas;
 } xd_cuda_desc;
 
 /* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
- * every pointer to elements, statistics, results and findings is a device address from now on; descs and
+ * every pointer to elements, statistics, results and statuses is a device address from now on; descs and
  * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
- * would bring faster ones.
+ * would give faster kernels.
  *
  *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
  *   desc   read during the call; NULL -> defaults
  *
- * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
+ * Local. Waits for the device; xd_cuda_destroy does too. Between the two, losses and optimizers wait for nothing
  * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
- * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
- * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
- * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
- * and selections allocate device memory in each call. The thread's current device is the same
- * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
+ * step can be captured into a graph; the device memory it points to must then not move. Optimizers and averages
+ * store the list of their arrays on the device, and only its changes are copied there; once a graph reads such a list it
+ * does not change any more, and steps over other arrays pass theirs as kernel arguments, in more launches. xd_row_stats
+ * and the functions declared with it, and top-k selections, allocate device memory in each call. The thread's current
+ * device is the same after every call. Work on two streams at once needs two contexts. Ranks of one process may share a
+ * GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's own
- * text, as when this build has no code for the GPU). */
+ * text, for example when this build has no code for the GPU). */
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
 
 /* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
@@ -744,29 +748,29 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda);
  * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
  * it was made with.
  *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
- * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
- * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
- * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
- * message. After either the group goes on.
+ * Every call below is collective over the group unless its comment says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. Differences are found before
+ * data moves: every rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the
+ * group. A rank whose own arguments are wrong returns that error and the others PEER with its message. After
+ * either error the group can still be used.
  *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
- * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
- * with all groups that were split from the same world: every later call returns PEER at once with the
- * culprit's name.
+ * No call waits longer than xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world).
+ * When a rank does not arrive the others return TIMEOUT, when it has left they return PEER; then the group is
+ * broken, with all groups that were split from the same world: every later call returns PEER at once, naming
+ * the culprit.
  *
  * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
- * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
- * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * except when the group breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's block of the long one;
  * no other overlap.
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
- * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
- * only: UNSUPPORTED for other. */
+ * the ranks, no call waits for the device, and the bits are those of host memory. In a world of threads the kernels of
+ * each rank read the memory of the others, so ranks on different GPUs need peer access between them. MPI moves host
+ * memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
+/* What a collective does. AGREE and SPLIT have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -782,9 +786,9 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
- * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
- * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
+/* The one struct that describes every collective: one function checks, counts and traces it and injects faults,
+ * then passes it to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> blocks lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
@@ -797,8 +801,8 @@ typedef struct xd_collective {
     xd_dtype dtype;
     xd_reduce_op op;
     int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
-     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, its nodes back to back, each of the whole extent,
+     * and the sum follows the canonical tree. Required for floating-point sums in INVARIANT mode. */
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
@@ -807,8 +811,8 @@ typedef struct xd_collective {
 /* What one handle has moved so far. */
 typedef struct xd_comm_counters {
     uint64_t calls;      /* collectives completed */
-    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
-    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
+    uint64_t bytes_sent; /* payload bytes from this rank to other ranks; what stays local does not count */
+    uint64_t bytes_received; /* payload bytes from other ranks */
 } xd_comm_counters;
 
 /* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
@@ -822,12 +826,12 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
+ * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
- * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
- * error does it for you. */
+/* This rank leaves the world for good: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. Called for a rank function that
+ * returns an error. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
 /* Returns on every rank after every rank has called. */
@@ -837,13 +841,13 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 /* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op);
-/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
+/* send holds sum(counts) elements; this rank receives block `rank`, counts[rank] elements. */
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
+/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
-/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
+/* send_counts[r] elements go to rank r, recv_counts[r] come from it; blocks lie in rank order on both sides. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
 /* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
@@ -851,41 +855,42 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
                            int root);
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
- * `from` is itself wrong there is nobody to tell. */
+/* Two ranks only. A send returns when the receiver has the data. Not ordered with respect to collectives of
+ * other ranks. A rank whose own arguments are wrong still waits for the other one, to report the error to it,
+ * unless `to` or `from` itself is wrong. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
- * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
- * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
+/* Agrees on a result: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back, and the others get PEER with the number of the lowest such rank and its
+ * message. Call it after work that can fail on one rank alone (files, memory), before any rank communicates
+ * again. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+/* As MPI_Comm_split: ranks with the same color form a group, ordered by (key, rank). color < 0 -> no group, *out
  * = NULL. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
- * an error, or returns while others wait for it, makes their calls return PEER. */
+/* What each rank of xd_run_threads runs. The runner owns world and its context. When a rank returns an error,
+ * or returns while others wait for it, their calls return PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all of them.
  *
  *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
  *           thread-safe.
- *   error   when not NULL: the error behind the result, the culprit's own where one is known
+ *   error   when not NULL: receives the error behind the result, the culprit's own where it is known
  *
  * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
- * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+ * thread. Further errors: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
- * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+/* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
+ * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
  * local; joining is collective and waits at most init_timeout_seconds. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
@@ -894,9 +899,9 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
 /* >>comm/leaves */
 
-/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
- * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the
- * number of leaves a rank has. Belongs to its context. */
+/* Accumulates one rank's gradient leaves in the order of the canonical tree of xd_leaves: a stack on
+ * which neighbouring nodes of equal size that form an aligned block are merged. With a plain running sum the bits
+ * would depend on the number of leaves of a rank. Belongs to its context. */
 typedef struct xd_leaf_stack xd_leaf_stack;
 
 /* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2
@@ -904,15 +909,15 @@ typedef struct xd_leaf_stack xd_leaf_stack;
  * MEMORY. */
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
 
-/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are
- * there. */
+/* Adds the next leaf, [elements], which is copied. Local, allocates nothing. Errors: STATE when all leaves have
+ * been added. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
-/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every
- * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
+/* The forest so far, [nodes, elements] in the order of the leaves: once all leaves have been added, pass it as
+ * xd_collective.send. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
-/* Forgets all leaves: the next step begins. NULL is fine. */
+/* Removes all leaves, for the next step. NULL is fine. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
 /* Frees the stack. NULL is fine. */
@@ -920,9 +925,9 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* >>comm/topology */
 
-/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
- * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
- * group a mesh is made over.
+/* How ranks are arranged: named axes over a list of ranks. Pure metadata: no call here communicates, so any
+ * topology can be computed and tested on one machine for any number of ranks. A rank is an index into the
+ * group that a mesh is made over.
  *
  * Row-major: the last axis varies fastest. The rank at coordinate c is
  *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
@@ -932,11 +937,11 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* One named axis of a mesh. */
 typedef struct xd_axis {
-    const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
-    int size;         /* -1 on at most one axis -> what the other axes leave of the world */
+    const char *name; /* NULL -> no name; either all axes of a mesh have a name or none has */
+    int size;         /* -1, on at most one axis -> number of ranks / product of the other sizes */
 } xd_axis;
 
-/* A value; copies share `ranks`, which the owner of the topology keeps alive. */
+/* A plain value; copies share `ranks`, which must outlive them. */
 typedef struct xd_topology {
     int axis_count; /* 0 -> no mesh at all (see xd_topology_from_config) */
     int size[XD_MESH_AXES_MAX];
@@ -950,18 +955,18 @@ typedef struct xd_topology_desc {
     const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
     int axis_count;
     const char
-        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); the axes then come
-                        * in any order, and one of size 1 that is left out becomes the slowest. NULL -> none */
-    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> all of the world in order */
+        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); `axes` may then be
+                        * in any order, and an axis of size 1 that `order` leaves out becomes the slowest. NULL -> none */
+    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> the whole world in order */
     int rank_count;
     int world_size; /* required */
 } xd_topology_desc;
 
 /* Axes over a world of world_size ranks. Borrows desc->ranks. Pure.
  *
- * Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks; an order with a name that is unknown or
- * repeated, one that leaves out an axis above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the sizes do not multiply
- * to the number of ranks, or do not divide it for -1). */
+ * Errors: ARGUMENT (names, sizes, two axes of size -1, repeated or unknown ranks; an order in which a name is unknown or
+ * repeated, that leaves out an axis of size above 1, or with "cp" and "ep" both above 1), TOPOLOGY (the product of the
+ * sizes is not the number of ranks, or, with a size of -1, does not divide it). */
 XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out);
 
 /* What happens over the data axis in the configuration form. */
@@ -976,11 +981,11 @@ typedef struct xd_parallelism {
     xd_data_parallel data; /* what happens over dp */
     int tensor;            /* 0 -> 1 */
     int domain;            /* 0 -> 1 */
-    bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
+    bool replicas;         /* allow data NONE with dp > 1: replicas that never communicate */
 } xd_parallelism;
 
-/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
- * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+/* Has the active axes only: dp when data is not NONE or dp > 1 (even of size 1, beside another axis), tp and
+ * domain when > 1. Without an active axis, or with a single one of size 1, there is no mesh: axis_count is 0.
  * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
  * `replicas`). */
 XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
@@ -996,7 +1001,7 @@ typedef struct xd_expert_desc {
     const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
 } xd_expert_desc;
 
-/* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
+/* The axes of dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); of expert: tp=expert_tp cp=1 ep dp pp with
  * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
  * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
  * of the two grids differ). */
@@ -1007,7 +1012,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
 typedef struct xd_unflatten_desc {
     const char *axis; /* required; the one to split */
     const xd_axis
-        *parts; /* required; [part_count], slowest first; their sizes multiply to that of the axis */
+        *parts; /* required; [part_count], slowest first; the product of their sizes is that of the axis */
     int part_count;
 } xd_unflatten_desc;
 
@@ -1016,7 +1021,7 @@ typedef struct xd_unflatten_desc {
 XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
                                        const xd_unflatten_desc *desc, xd_topology *out);
 
-/* Index of the axis of that name; -1 when there is none. */
+/* Index of the axis of that name; -1 for an unknown name. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 
 /* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
@@ -1024,14 +1029,14 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                   unsigned *mask);
 
-/* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
+/* Rank at a coordinate, and the inverse: false when the rank is not a member (coordinate is then untouched). */
 XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
 XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
 
 /* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
  * row-major order.
  *
- *   ranks        [rank_count]: group after group
+ *   ranks        [rank_count], the groups back to back
  *   group_size   ranks in each group
  *
  * Errors: as xd_topology_axes. */
@@ -1044,17 +1049,17 @@ XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int
 /* Same axes, names and rank list. */
 XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b);
 
-/* 64-bit FNV-1a, continued from seed (0 starts), and the hash of a topology that ranks compare. */
+/* 64-bit FNV-1a, continued from seed (0 to start), and the hash of a topology by which ranks compare theirs. */
 XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
 XD_API uint64_t xd_topology_hash(const xd_topology *topology);
 
 /* >>comm/mesh */
 
-/* Named axes over the ranks of a world, with a communicator for every axis and set of axes that is asked for.
+/* Named axes over the ranks of a world, with a communicator for every axis, and for sets of axes on request.
  *
- * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a
- * partition of the ranks that was once made into groups is never made twice. A mesh refers to its world,
- * which must outlive it; meshes may be destroyed in any order. */
+ * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: the groups
+ * of one partition of the ranks are created only once. A mesh refers to its world, which must outlive it;
+ * meshes may be destroyed in any order. */
 typedef struct xd_mesh xd_mesh;
 
 /* What to build a mesh from. Read during the call only. */
@@ -1062,23 +1067,22 @@ typedef struct xd_mesh_desc {
     xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
     const int *ranks; /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
     int rank_count;
-    int world_size;              /* what the sizes must multiply to; 0 -> no such check */
-    const xd_topology *topology; /* instead of axes and ranks; NULL -> use those */
+    int world_size;              /* required product of the sizes; 0 -> not checked */
+    const xd_topology *topology; /* instead of axes and ranks; NULL -> axes and ranks */
     xd_mesh *share; /* another mesh over the same world, whose communicators are used too; may be NULL */
 } xd_mesh_desc;
 
-/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job
- * or not.
+/* Creates a mesh. desc is read during the call only; ranks are those of `world`, even where that is only a part
+ * of the job.
  *
- * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single
- * axes made, axes left to right. The mesh that spans the world in order uses the world's communicator, an
- * axis of size 1 needs none of its own.
+ * Collective over the world, ranks outside the mesh included: the ranks compare their descs and create the groups
+ * of the single axes, from left to right. A mesh that spans the world in order uses the world's communicator; an
+ * axis of size 1 needs no communicator of its own.
  * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of
- * another world), MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on
- * failure. */
+ * another world), MISMATCH naming the ranks whose desc differs, MEMORY. *out is untouched on failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
 
-/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table goes. */
+/* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table is destroyed. */
 XD_API void xd_mesh_destroy(xd_mesh *mesh);
 
 /* Local facts. A derived mesh's topology lists its own axes and ranks. */
@@ -1091,8 +1095,8 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
-/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not
- * matter, the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
+/* The communicator over the named axes that contains this rank: "tp", "dp,cp" (the order inside the list does
+ * not matter; the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
  * axis of a one-axis mesh.
  *
  * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the
@@ -1100,16 +1104,16 @@ XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *s
  * The mesh owns the communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
-/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are
- * resolved even when `mesh` is itself a slice. Flattened names may be used. Local.
+/* The sub-mesh of the named axes that contains this rank, in the order of the root mesh. Names are those of the
+ * root, even when `mesh` is itself a slice; names given by xd_mesh_flatten may be used. Local.
  * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member),
  * MEMORY. */
 XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
 
 /* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and
- * groups later. name NULL -> the names joined with '_'. The same name again must mean the same axes; the name
- * of a root axis only itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH,
- * MEMORY. */
+ * groups later. name NULL -> the names joined with '_'. A name that is used again must mean the same axes, and
+ * the name of a root axis only that axis. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE,
+ * MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
 
 /* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
@@ -1117,7 +1121,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
+ * Errors: ARGUMENT (different roots, overlapping, not ascending), MEMORY. */
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.
@@ -1133,13 +1137,13 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
- * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
- * that the common part of two of them always fits. */
+/* A region is a product of interval lists, one per dimension: the indices of a tensor that a rank holds. Its elements
+ * are stored densely in ascending order of the indices, last dimension fastest. Layouts have at most
+ * XD_LAYOUT_INTERVALS_MAX intervals per dimension, so that the intersection of two regions always fits. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
-/* A product of interval lists, one for each dimension. */
+/* One interval list for each dimension; see above. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];
@@ -1148,26 +1152,26 @@ typedef struct xd_region {
 
 /* >>tensor/layout */
 
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
- * asked for without communication. */
+/* How a tensor is distributed over a mesh: a pure function of metadata that every rank has, so every rank can
+ * compute the part of any rank without communication. */
 
 /* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
-    XD_REPLICATE = 0, /* every rank of the axis holds the same */
+    XD_REPLICATE = 0, /* every rank of the axis holds the same elements */
     XD_SHARD,         /* the ranks of the axis split a dimension */
     XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
 } xd_placement_kind;
 
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
- * pieces by xd_chunk unless one of the other forms is chosen. */
+/* The placement of a tensor on one mesh axis. A split divides the part that earlier splits of the same dimension
+ * gave to the rank, into blocks by xd_chunk unless another form is chosen. */
 typedef struct xd_placement {
     xd_placement_kind kind;
     int dim;                      /* SHARD: tensor dimension; negative counts from the end */
     xd_reduce_op op;              /* PARTIAL */
     const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
-    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
+    int sections;                 /* SHARD: fused parts back to back, each split by itself; 0 -> 1 */
     const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+    bool balanced; /* SHARD: 2n equal blocks, coordinate r holds blocks r and 2n-1-r (causal attention) */
 } xd_placement;
 
 /* What to build a layout from. Read during the call only. */
@@ -1182,7 +1186,7 @@ typedef struct xd_layout_desc {
 
 typedef struct xd_layout xd_layout; /* immutable */
 
-/* A layout. desc and all it points to are copied.
+/* Creates a layout. desc and all it points to are copied.
  *
  * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
  * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
@@ -1205,13 +1209,13 @@ XD_API int64_t xd_layout_numel(const xd_layout *layout);
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 
-/* Of everything that decides where an element lies; what ranks compare. */
+/* Hash of everything that decides which rank holds an element; ranks compare it. */
 XD_API uint64_t xd_layout_hash(const xd_layout *layout);
 
 /* >>tensor/tensor */
 
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
- * elements are: those of xd_layout_region, ascending in every dimension. */
+/* One rank's part of a tensor: a view that owns nothing. Its elements are those whose indices in the whole tensor
+ * are in xd_layout_region, ascending in every dimension. */
 typedef struct xd_tensor {
     void *data; /* may be NULL when the part is empty */
     xd_dtype dtype;
@@ -1225,25 +1229,25 @@ typedef struct xd_tensor {
 /* A dense view of the part that `rank` holds; a rank outside the mesh gets data NULL and extents 0. Local. */
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
 
-/* Elements of the local part; 0 for a rank outside the mesh, also of a scalar. */
+/* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes a dense part of that many elements takes on `rank`. */
+/* Bytes of the dense part that `rank` holds. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 /* >>tensor/redistribute */
 
 /* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
  *
- * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
- * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
- * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
- * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
+ * A plan is a pure function of the two layouts. Each rank copies what it needs from its own part where it can, else
+ * it receives it from one of the ranks that hold it, the replicas in turn; nothing passes through a third rank and
+ * padding is never sent. A partial value is reduced at its destination, in the order of the ranks, by the
+ * arithmetic of xd_reduce_pieces; or, when that moves fewer bytes, in two steps: reduce into equal parts, then
  * gather. */
 
 /* What to build a plan from. Read during the call only. */
 typedef struct xd_redistribution_desc {
-    const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
+    const xd_layout *from, *to; /* of the same global shape; borrowed: they must outlive the plan */
     xd_dtype dtype;
     int ranks;               /* of the world */
     int rank;                /* whose part of the plan this is */
@@ -1251,10 +1255,10 @@ typedef struct xd_redistribution_desc {
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_redistribution_desc;
 
-/* A redistribution worked out for one rank: immutable, reusable. */
+/* The redistribution as planned for one rank: immutable, reusable. */
 typedef struct xd_redistribution xd_redistribution;
 
-/* Local and pure: every rank's plan can be made anywhere.
+/* Local and pure: any rank's plan can be computed on any rank.
  * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
  * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
@@ -1262,16 +1266,17 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
                                           xd_redistribution **out);
 XD_API void xd_redistribution_destroy(xd_redistribution *plan);
 
-/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
+/* One exchange of a plan: the arguments of an all-to-all over the world. Blocks lie in rank order without
  * gaps. */
 typedef struct xd_redistribution_step {
-    const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
+    const int64_t *send_counts, *send_displacements; /* [ranks] elements; this rank's own count is 0 */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
-    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
-    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
-    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
-    bool reduces;          /* partial pieces are combined on arrival */
+    int64_t
+        recv_capacity; /* elements of the recv buffer: this rank's own blocks of a reduction come last in it */
+    int64_t copy_count;  /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t total_count; /* elements that move between ranks, all ranks together; 0 -> no rank communicates */
+    bool reduces;        /* partial values are reduced on arrival */
 } xd_redistribution_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
@@ -1289,7 +1294,7 @@ XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shap
  * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine);
 
-/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
+/* Executes a plan; source and destination must not overlap. A rank outside a layout passes NULL for it. Data and
  * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
@@ -1297,14 +1302,14 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
                                            void *destination);
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
- * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
+ * source for step 0; later steps read buffers of the plan. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send);
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination);
 
-/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
+/* Plan, agree and execute in one call. from and to are views with layouts; a rank outside the
  * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
  * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
@@ -1744,12 +1749,12 @@ typedef struct xd_texts {
     int64_t count;
 } xd_texts;
 
-/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
- * same role at the same place. */
+/* What a token is besides its text: a token with a role and no bytes is paired with the other side's token of the
+ * same role at the same offset in the text. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
 
-/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
- * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+/* Where a token comes from: bytes [begin, end) of the original text. The spans of tokens that share a character, or a
+ * cluster of characters that was normalised as a whole, may be equal or lie one inside another. */
 typedef struct xd_token_span {
     int64_t begin, end;
 } xd_token_span;
@@ -3127,13 +3132,14 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 /* Training. */
 /* >>train/param */
 
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
- * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
- * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
+ * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
+ * its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
-    void *gradient;          /* [count]; NULL -> none in this step, the parameter is passed over */
+    void *gradient;          /* [count]; NULL -> no gradient in this step: the parameter is skipped */
     xd_dtype dtype;          /* of value */
     xd_dtype gradient_dtype; /* NONE -> F32 */
     int64_t count;           /* elements here */
@@ -3149,8 +3155,8 @@ typedef struct xd_param {
 
 /* >>train/optimizer */
 
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
- * bits however the parameters are cut. Master copies and moments are f32. */
+/* Steps the parameters of one rank. Works on shards in place, needs no communication, and gives the same
+ * bits however the parameters are split. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
 /* Which update. */
@@ -3162,27 +3168,27 @@ typedef enum xd_optimizer_kind {
 
 /* What differs between groups of parameters; xd_param.group is the index. */
 typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double learning_rate_scale; /* factor on the learning rate; 0: the group is not changed */
     double weight_decay;        /* instead of the optimizer's; 0: none */
 } xd_optimizer_group;
 
-/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
+/* Settings of an optimizer. Numbers are used as given, 0 too, so start from xd_adamw_defaults or another recipe. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
     double learning_rate;
-    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
-    double beta2;
+    double beta1;                     /* Adam; decay of the mean of gradients */
+    double beta2;                     /* Adam; decay of the mean of their squares */
     double eps;                       /* Adam; 0 -> 1e-8 */
     double momentum;                  /* SGD */
-    double weight_decay;              /* of every group, when there is no list of them */
+    double weight_decay;              /* used when groups is NULL */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+/* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
@@ -3199,13 +3205,13 @@ typedef struct xd_optimizer_step_desc {
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
-    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list costs
-                                     * one pass over memory instead of two, so the order among them is open: an
-                                     * average of another one's shadows has a call of its own. NULL when there are
-                                     * none */
+                                     * The first that averages and was created over the optimizer's own list is
+                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
 
@@ -3216,7 +3222,7 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
-/* Creates an optimizer; masters start as the present values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
  *
@@ -3230,18 +3236,17 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
 /* The desc in force, every default filled in. */
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
 
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
- * one. */
+/* Sets the learning rate of later steps. Errors: ARGUMENT for a negative or non-finite one. */
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
- * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; value, state and step count of
+ * the others do not change. Formulas and rounding order: kernel/optimizer_scalar.h.
  *
  *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
- *             see the status, always false. Parameters, state and step counts are right all the same
+ *   skipped   when not NULL: receives whether desc->status prevented the step; always false on a device, where only
+ *             the kernels read the status; parameters, state and step counts are right there too
  *
- * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
+ * Local, allocates nothing, the same bits on every device and for every split of the parameters.
  * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
@@ -3254,7 +3259,8 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 /* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
+    const xd_param
+        *params; /* required; [param_count]; those without gradient, frozen or a buffer add nothing */
     int64_t param_count;
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
@@ -3262,17 +3268,17 @@ typedef struct xd_gradient_norm_desc {
     xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
-/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
- * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
+/* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
+ * receives its errors: a step needs none of it on the host; xd_read copies it there. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
-    int64_t not_finite; /* elements over all ranks, replicas counted each */
+    int64_t not_finite; /* elements over all ranks, replicas included */
     float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
-    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
+    xd_norm_sum sum;    /* the sum over the ranks; used on devices only */
 } xd_gradient_norm;
 
-/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
- * replicas only the one that does not say `replica`.
+/* The norm of a whole model's gradient, each logical element counted once: shards add their elements; among
+ * replicas, only the one whose xd_param.replica is false.
  *
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
@@ -3291,21 +3297,21 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
 
 /* >>train/ema */
 
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
- * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
- * uneven and empty shards included; so nothing here communicates. */
+/* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
+ * which are copied. The average of a shard has the same bits as the shard of the average, for every placement, uneven
+ * and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
 typedef enum xd_ema_schedule {
     XD_EMA_CONSTANT = 0, /* decay */
     XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
-    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg, under the ramp at most
+    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg; with the ramp-up H is at most
                           * i * batch_size * rampup_ratio */
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
+/* Settings of an average. Numbers are used as given, 0 too, so start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
     double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
@@ -3315,11 +3321,13 @@ typedef struct xd_ema_desc {
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype; /* every shadow in its parameter's own dtype instead */
-    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    bool
+        init_from_current; /* the weights at creation count; without it the first update that counts copies */
+    xd_dtype
+        dtype; /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops changing:
+                      * bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
+    bool live_dtype;    /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -3334,11 +3342,11 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 typedef struct xd_ema_record {
     int format_version; /* 1 */
     int64_t iteration;  /* of the last update, effective or not */
-    bool initialized;   /* the shadow holds an average, not just the weights of creation */
+    bool initialized;   /* the shadow holds an average, not just the weights at creation */
     xd_ema_desc config;
 } xd_ema_record;
 
-/* How two lists of names met. */
+/* How two lists of names match. */
 typedef struct xd_ema_match {
     int64_t matched;
     int64_t missing_in_shadow; /* in the caller's list only */
@@ -3350,15 +3358,14 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
- * iteration. */
+/* The decay at an iteration. Pure. Errors: ARGUMENT as for xd_ema_create, or for a negative iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
-/* Creates shadows holding the present values.
+/* Creates shadows holding the current values.
  *
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
- *            tied: one shadow, under the first name, and both names find it
+ *            F16 or F64; buffers of any dtype are copied unchanged. Entries with the same value pointer are
+ *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
@@ -3370,15 +3377,15 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Once after every step of the model's optimizer:
- *   iteration < start_iteration                            nothing
+ *   iteration < start_iteration                            no change
  *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
  *   otherwise                                              parameters averaged, buffers copied
  *
- *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
- *               device the host does not see it: the values stay, the counter goes on
+ *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
+ *               the host does not read it: then the values do not change but the iteration does
  *
- * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
+ * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
@@ -3399,12 +3406,12 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* How to fill an average. Zero is the default of every field. */
+/* How to fill an average from saved values. Zero is the default of every field. */
 typedef struct xd_ema_load_desc {
     const xd_ema_record
-        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
-                                  * average counts as initialized when every parameter was filled or the record says
-                                  * so */
+        *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
+                                  * change. The average is initialized afterwards when every parameter was filled or
+                                  * the record is of an initialized one */
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 
@@ -3424,8 +3431,8 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 /* >>io/safetensors */
 
 /* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
- * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
- * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
+ * fastest, back to back). Files are untrusted, so the reader checks everything the format promises when it opens one:
+ * lengths, UTF-8, types, that the tensors cover the data without gap or overlap, and that the file ends
  * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
 
 /* An open file. */
@@ -3434,14 +3441,14 @@ typedef struct xd_safetensors xd_safetensors;
 /* How the bytes of an open file are reached. */
 typedef enum xd_safetensors_mode {
     XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
-    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
+    XD_SAFETENSORS_STREAM   /* only the header stays in memory; data is read on request */
 } xd_safetensors_mode;
 
 /* How to open a file. Zero is the default of every field. */
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
+    bool skip_unknown; /* leave out tensors whose dtype is not in XD_DTYPES, instead of refusing the file */
 } xd_safetensors_desc;
 
 /* One tensor of an open file; the pointers live as long as the file is open. */
@@ -3454,7 +3461,7 @@ typedef struct xd_safetensors_info {
 } xd_safetensors_info;
 
 /* Opens and checks a file. desc NULL -> defaults. Local.
- * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
+ * Errors: IO, MEMORY; FORMAT for every violation of the format, naming file, tensor and numbers. */
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out);
 
@@ -3465,22 +3472,22 @@ XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_
 /* Closes; everything obtained from the object is then invalid. NULL is fine. */
 XD_API void xd_safetensors_close(xd_safetensors *file);
 
-/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
+/* Tensors have the indices 0 .. count - 1 in the order of their names' bytes. */
 XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
 
-/* Index of a name, -1 when there is none. O(log count). */
+/* Index of a name, -1 for an unknown one. O(log count). */
 XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
 
-/* Value of a key of the file's metadata, NULL when there is none. */
+/* Value of a key of the file's metadata, NULL for an unknown key. */
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
 
 /* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
- * truncated by others while it is mapped raises SIGBUS. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used:
+ * the process gets SIGBUS if another one truncates the file while it is mapped. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
@@ -3488,7 +3495,7 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, 
                                            size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
- * mode pieces less than 256 KiB apart share a read.
+ * mode, byte ranges less than 256 KiB apart share a read.
  *   offset, size   [ndim] elements; ignored for a scalar
  * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
@@ -3515,7 +3522,7 @@ typedef struct xd_safetensors_writer_desc {
     int64_t entry_count;
     const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
     int64_t metadata_count;
-    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
+    size_t alignment; /* of the data area, a power of two, at least 8; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
 /* A file being written under a temporary name. */
@@ -3536,25 +3543,25 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
                                                    uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
+ * Errors: STATE when a tensor's bytes are not all written, IO; then no file is left behind. */
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the file: nothing is left behind. NULL is fine. */
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 /* >>io/weights_files */
 
-/* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json saying which tensor lies in which file. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
+ * model.safetensors.index.json, the index, which maps tensors to files. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
  *
  *   desc   for every file; NULL -> defaults
  *
- * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
- * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
- * does not put there. */
+ * Local. Errors: as xd_safetensors_open; FORMAT when the index is malformed or names a file outside the directory;
+ * MISSING when a file lacks a tensor that the index assigns to it; UNEXPECTED when a file holds a tensor that the index
+ * does not assign to it. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out);
 
@@ -3565,12 +3572,12 @@ XD_API void xd_weights_files_close(xd_weights_files *model);
 XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
 
-/* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
+/* Finds a tensor: its open file and its index in that file. Both outputs are untouched on failure.
  * O(log tensors). Errors: MISSING. */
 XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
                                        int64_t *index);
 
-/* What to write and how to cut it into files. */
+/* What to write and how to split it into files. */
 typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
@@ -3589,17 +3596,18 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
 /* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
- * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
+ * sharded tensor can be written block by block, so that no rank needs memory for the whole. Errors: ARGUMENT, IO. */
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
- * would contradict them, and frees the writer, whatever the result.
- * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
+ * would contradict them; frees the writer, whatever the result.
+ * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
+ * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
+ * again. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the files: nothing is left behind. NULL is fine. */
 XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
 /* >>io/gather */
@@ -3607,7 +3615,7 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 /* One tensor of a model and the name it has in the file. */
 typedef struct xd_named_tensor {
     const char *name;
-    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
+    xd_tensor tensor; /* this rank's view; its layout has the shape of the whole tensor */
 } xd_named_tensor;
 
 /* What to gather and where to write it. */
@@ -3617,17 +3625,17 @@ typedef struct xd_weights_gather_desc {
     int64_t tensor_count;
     int root; /* world rank that writes */
     size_t
-        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
+        staging_bytes; /* of a tensor in root's memory at once, at least one index of dimension 0; 0 -> 16 MiB */
     uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
     const xd_safetensors_pair *metadata;
     int64_t metadata_count;
 } xd_weights_gather_desc;
 
-/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
- * whole of it. Partial tensors are reduced on the way.
+/* Saves a sharded model as a model directory that root writes, one slab of a tensor at a time, so that no rank ever
+ * holds the whole model. Partial tensors are reduced.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, agreed: when root cannot write,
- * every rank returns an error, and nothing is left behind. */
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
+ * cannot write, every rank returns an error, and nothing is left behind. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
@@ -3792,21 +3800,21 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 #include <stdarg.h>
 
-/* For companion headers and backends of your own (a second translation unit sees nothing private). */
+/* For companion headers and back ends of your own: another translation unit cannot use what is private. */
 
-/* One line to the logger when level is enabled. */
+/* Writes one line to the logger when the level is enabled. */
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) XD_PRINTF(3, 4);
 
 /* Seconds of the context's clock. */
 XD_API double xd_now(const xd_ctx *ctx);
 
-/* The world rank that this context's messages carry. */
+/* Sets the world rank in this context's messages. */
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
-/* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
+/* Sets another backend's table of kernels, which must outlive its use; NULL -> the CPU's again. */
 XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 /* >>base/scalar */
@@ -3814,8 +3822,8 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 #include <math.h>
 #include <string.h>
 
-/* Formulas of one element, and of the few numbers of a row, that kernels of every device share: each stands once, as an
- * inline function that nvcc compiles for the host and for the device. */
+/* Formulas of one element, and of the few values of a row, that kernels of every device share: each is written once, as
+ * an inline function that nvcc compiles for the host and for the device. */
 #if defined(__CUDACC__)
 #    define XD_SCALAR static inline __host__ __device__
 #else
@@ -3824,8 +3832,8 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 /* ---- roundings ---- */
 
-/* Products and sums that are rounded by themselves. nvcc, and C compilers that may use a fused multiply-add, join a product
- * to the sum it goes into, which changes bits; where bits are promised, formulas are spelled with these. */
+/* Products and sums with a rounding of their own. nvcc, and C compilers that may use a fused multiply-add, contract a
+ * product and the sum that uses it, which changes bits; formulas whose bits are promised use these functions. */
 XD_SCALAR double xd_mul(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -3864,7 +3872,7 @@ XD_SCALAR float xd_mulf(float a, float b) {
 #endif
 }
 
-/* A product that is exact, a power of two among its factors: fused or not, the bits are the same. */
+/* A product that is exact, for example by a power of two: fused or not, the bits are the same. */
 XD_SCALAR double xd_mul_exact(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -3905,7 +3913,7 @@ XD_SCALAR float xd_subf(float a, float b) {
 #endif
 }
 
-/* Whatever -use_fast_math says. */
+/* Rounded to nearest, even with -use_fast_math. */
 XD_SCALAR float xd_divf(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fdiv_rn(a, b);
@@ -3922,7 +3930,7 @@ XD_SCALAR float xd_sqrtf(float x) {
 #endif
 }
 
-/* a * b + c with one rounding, where that is meant. */
+/* a * b + c with one rounding, where the formula requires one. */
 XD_SCALAR float xd_fmaf(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);
@@ -3939,8 +3947,8 @@ XD_SCALAR double xd_fma(double a, double b, double c) {
 #endif
 }
 
-/* floor, and rint of what is not negative, of numbers below 2^52: on a CPU without a call, and without a branch that no
- * processor could foresee. */
+/* floor, and rint of numbers that are not negative, below 2^52: on a CPU without a call and without a branch that would be
+ * mispredicted. */
 XD_SCALAR int64_t xd_floor_i64(double x) {
 #if defined(__CUDA_ARCH__)
     return (int64_t)__double2ll_rd(x);
@@ -3991,7 +3999,7 @@ XD_SCALAR float xd_float_of_key(uint32_t key) {
 XD_SCALAR uint16_t xd_bits_to_bf16(float value) {
     const uint32_t bits = xd_bits_of_float(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x0040u; /* keep it one, quiet */
+    const uint32_t nan = (bits >> 16) | 0x0040u; /* still a NaN, a quiet one */
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
@@ -4013,7 +4021,7 @@ XD_SCALAR uint16_t xd_bits_to_f16(float value) {
     const uint32_t rest = mantissa & ((1u << shift) - 1u);
     const uint32_t half = 1u << (shift - 1);
     const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
+    /* The mantissa bits of a normal number include the hidden bit, which adds one to the biased exponent. */
     const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
     return (uint16_t)(sign | (base + rounded));
 }
@@ -4061,17 +4069,17 @@ XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, doubl
 /* >>base/philox */
 
 /* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
- * Easy as 1, 2, 3", SC11). Any rank can make any element, so noise does not depend on the mesh, resuming needs no
- * state, and a value can be made again instead of stored.
+ * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
+ * state, and a value can be recomputed instead of stored.
  *
  *     xd_philox noise = { 0 };
  *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
  *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
  *
- * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are polynomials of our own in
- * explicit fused operations. */
+ * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
+ * polynomials in explicit fused operations. */
 
-/* What the numbers are for; two purposes never share one. */
+/* What the numbers are used for; different purposes never share a number. */
 enum {
     XD_STREAM_STUDENT_NOISE = 0,
     XD_STREAM_RUNG = 1,
@@ -4111,15 +4119,14 @@ XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 /* Elements [first, first + count) into out[0, count), f32.
  *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
  *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
- * Filling in pieces gives the same values as filling at once. */
+ * Several fills of adjacent ranges give the same values as one fill. */
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
 
 /* >>base/publish */
 
-/* Whole files. A file that is being written has a temporary name beside its final one and appears under the final
- * name only when it is complete and on disk, so a reader never sees half of it and a mapping of the old one stays
- * valid. */
+/* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -4127,13 +4134,13 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes);
 
 /* Writes a whole file, replacing an old one of that name atomically. Local.
- * Errors: IO, MEMORY; then nothing is left behind and an old file is untouched. */
+ * Errors: IO, MEMORY; then no file is left behind and an old file is untouched. */
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
 
-/* A file on its way to its name. */
+/* A file being written under its temporary name. */
 typedef struct xd_publish xd_publish;
 
-/* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
+/* Starts a file under a temporary name in the directory of `path`. Local. Errors: IO, MEMORY. */
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
@@ -4147,12 +4154,13 @@ XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
  * its name, but a power loss may still undo the rename. */
 XD_API xd_result xd_publish_commit(xd_publish *file);
 
-/* Gives up: removes the temporary file and frees the object. NULL is fine. */
+/* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
 
 /* >>base/json */
 
-/* JSON (RFC 8259), bounded: hostile text costs O(n log n) time and a fixed multiple of its size in memory.
+/* JSON (RFC 8259), bounded: any text, even a malicious one, takes at most O(n log n) time and a fixed multiple of its
+ * size in memory.
  *
  *     xd_json *root = NULL;
  *     XD_TRY(xd_json_load_memory(ctx, NULL, text, bytes, &root));
@@ -4161,7 +4169,7 @@ XD_API void xd_publish_abort(xd_publish *file);
  *     for (const xd_json *item = xd_json_first(xd_json_find(root, "merges")); item; item = xd_json_next(item)) ...
  *     xd_json_destroy(ctx, root);
  *
- * Every question may be asked of NULL and of a value of another kind; the answer is then NULL, 0 or false. */
+ * Every query accepts NULL and values of another kind; the answer is then NULL, 0 or false. */
 
 /* What a value is. */
 typedef enum xd_json_kind {
@@ -4174,18 +4182,18 @@ typedef enum xd_json_kind {
     XD_JSON_OBJECT
 } xd_json_kind;
 
-/* One value of a document; the whole document is reached from, and owned by, its root. */
+/* One value of a document; the root leads to the whole document and owns it. */
 typedef struct xd_json xd_json;
 
 /* Limits of a parse. Zero is the default of every field. */
 typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
-    int max_depth;    /* arrays and objects inside each other, at most 1000; 0 -> 64 */
+    int max_depth;    /* nesting of arrays and objects, at most 1000; 0 -> 64 */
     bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
-/* Parses a text that holds exactly one value, white space around it allowed.
+/* Parses a text that holds exactly one value; white space around it is allowed.
  *
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call
@@ -4210,7 +4218,7 @@ XD_API size_t xd_json_offset(const xd_json *value);
 XD_API const xd_json *xd_json_find(const xd_json *object, const char *key);
 XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, size_t key_bytes);
 
-/* Elements of an array or members of an object: how many, then one after the other in the order of the text. */
+/* Elements of an array or members of an object: their number, the first, and the next in the order of the text. */
 XD_API size_t xd_json_count(const xd_json *container);
 XD_API const xd_json *xd_json_first(const xd_json *container);
 XD_API const xd_json *xd_json_next(const xd_json *value);
@@ -4232,17 +4240,17 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out);
 XD_API bool xd_json_uint64(const xd_json *value, uint64_t *out);
 XD_API bool xd_json_double(const xd_json *value, double *out);
 
-/* Text being built. Errors stick: check the result of xd_json_writer_text only. */
+/* Text being built. Errors are stored: check the result of xd_json_writer_text only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
-    int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
+    int indent;   /* spaces per level; 0 -> everything on one line. May be set before the first write */
     char *text;   /* from the context's allocator */
     size_t bytes; /* written so far */
     size_t capacity;
     int depth;      /* open containers, at most 63 */
     uint64_t array; /* bit d: the container at depth d is an array */
     uint64_t items; /* bit d: it has an item already */
-    bool keyed;     /* a key waits for its value */
+    bool keyed;     /* a key has been written, its value has not */
     xd_result result;
 } xd_json_writer;
 
@@ -4266,7 +4274,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
 
 /* The finished text, NUL-terminated, owned by the writer until xd_json_writer_destroy. `bytes` may be NULL.
  * Errors: MEMORY; ARGUMENT for a non-finite double or a string that is not UTF-8; STATE when containers are still
- * open, a key lacks its value or stands outside an object, or nothing was written. */
+ * open, a key has no value or is outside an object, or nothing was written. */
 XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes);
 
 /* Frees the text; the writer is then as new. */
@@ -4275,7 +4283,7 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w);
 /* >>base/crc */
 
 /* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last
- * result to go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
+ * result to continue: crc(crc(0, a), b) is that of a followed by b. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
 /* >>kernel/copy */
@@ -4285,21 +4293,21 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/fixed */
 
-/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
+/* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
- * joined by adding the limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank,
- * 128 ranks. */
+ * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
+ * per rank, 128 ranks. */
 typedef struct xd_fixed {
     int64_t high, low;
 } xd_fixed;
 
-/* Adds one term. False when the term is not finite or the sum runs over; the sum is then unchanged. */
+/* Adds one term. False when the term is not finite or too large, or the sum overflows; the sum is then unchanged. */
 XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 
-/* The sum as a double, rounded the same way for the same limbs' value. */
+/* The sum as a double. The bits depend only on the value, not on how it is split over the limbs. */
 XD_API double xd_fixed_value(xd_fixed sum);
 
-/* ---- the same inline ---- */
+/* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
     if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
@@ -4320,7 +4328,7 @@ XD_SCALAR double xd_fixed_read(xd_fixed sum) {
                   xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
-/* Joins two sums. */
+/* Adds `other` to *sum. */
 XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->high += other.high;
     sum->low += other.low;
@@ -4328,8 +4336,8 @@ XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
 
 /* ---- cells ---- */
 
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
+/* A cell in fixed point: -infinity is represented by a number below all sums of log-probabilities, NaN by one that
+ * stays above every sum, even when the cells of up to 63 ranks are added. */
 #define XD_CELL_MINUS_INFINITY (-2097152.0)
 #define XD_CELL_NAN ((int64_t)1 << 57)
 
@@ -4341,7 +4349,7 @@ XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
     if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
 }
 
-/* Its value, NaN or -infinity again. */
+/* The value of a cell, NaN or -infinity where it represents them. */
 XD_SCALAR double xd_cell_read(xd_fixed cell) {
     const double value = xd_fixed_read(cell);
     if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;
@@ -4350,18 +4358,18 @@ XD_SCALAR double xd_cell_read(xd_fixed cell) {
 
 /* >>kernel/shard */
 
-/* One rank's columns of the vocabulary, and all ranks', as kernels see them. */
+/* The columns of the vocabulary of one rank and of all ranks, in the form that kernels read. */
 typedef struct xd_vocab_shard {
     int64_t begin, end;     /* global columns of this shard */
     int64_t size;           /* columns of all shards */
-    int shard, shards;      /* this one among them, in rank order */
-    const int64_t *offsets; /* [shards + 1] where each begins, then size; in memory of the device */
+    int shard, shards;      /* index of this shard in rank order, and their number */
+    const int64_t *offsets; /* [shards + 1] first column of each shard, then size; in memory of the device */
 } xd_vocab_shard;
 
 /* >>kernel/reduce */
 
-/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
- * additions, and with it every bit, is decided here and nowhere else. */
+/* Sums over ranks. Every transport collects the unreduced arrays of the ranks and calls these functions, so that the
+ * order of the additions, and with it every bit, is decided here and nowhere else. */
 
 /* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
  * fits. Pure. */
@@ -4370,7 +4378,7 @@ XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end);
 /* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned block. Pure. */
 XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count);
 
-/* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves narrow it further. */
+/* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves allow fewer. */
 XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op);
 
 /* out[i] = op over pieces[0][i], pieces[1][i], ... in that order.
@@ -4387,15 +4395,15 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  *
  *   out       [count]; may be the first node of a forest
  *   forests   `ranks` pointers; node k of rank r begins at element k * stride
- *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap (the caller has checked)
+ *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap; not checked here
  *
  * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or
  * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
 
-/* The two as entries of the table, for transports: on launch->stream, what the dtype and the operation ask for has been
- * checked. The lists of pointers are read during the call. */
+/* The two as entries of the table, for transports: on launch->stream; dtype and operation have been checked. The lists
+ * of pointers are read during the call. */
 typedef struct xd_reduce_kernels {
     xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
                         int64_t count, xd_dtype dtype, xd_reduce_op op);
@@ -4409,27 +4417,27 @@ XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
 
-/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
+/* The losses over a row of logits, in steps that each vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
- *   references   per row and shard: largest x and where, y there, largest y
+ *   references   per row and shard: largest x and its id, y at that id, largest y
  *   stats        per row and shard: the sums below, taken relative to references
  *   combine      all shards' references and sums -> the scalars of the row, in rank order
  *   mixture      JSD only: two more sums, which need the normalisers of combine; mixture_combine merges them
  *   grad         the gradient of this shard's columns
  *
- * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every
- * term is the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
+ * References may be those of each shard (one exchange: combine rescales) or merged first (INVARIANT: then every
+ * term is the same wherever the row is split, and sums are xd_fixed). Rows whose scale is 0 are skipped.
  *
- *   HARD     sum_v e^(x - M)                      CROSS  what the divergence needs, z = x/tau, u = y/tau:
+ *   HARD     sum_v e^(x - M)                      CROSS  by divergence, z = x/tau, u = y/tau:
  *   SOFT     sum_v e^((x - M)/tau)                         forward  sum e^(u - N) ((u - N) - (z - M))
  *   TEACHER  sum_v e^((y - N)/tau)                         reverse  sum e^(z - M) ((z - M) - (u - y_arg/tau))
  *   LINEAR   sum_v (x - M)                                 soft CE  sum e^(u - N) (z - M)
  *   TARGET   x_label - M, on the shard that owns it
- *   BAD      how many terms were not finite; xd_fixed: high counts those, low the terms that were too large
+ *   BAD      number of terms that were not finite; xd_fixed: high counts those, low the terms that were too large
  *
- * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
- * exactly 0 there, and nothing cancels. */
+ * The reverse form is relative to the student's most probable id: on nearly one-hot rows the largest term is
+ * exactly 0, so nothing cancels. */
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
 enum {
@@ -4447,7 +4455,7 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in it, only -infinity, or an infinite loss */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
     XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
     XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
@@ -4457,7 +4465,7 @@ typedef struct xd_loss_row {
     double max, teacher_max, teacher_at_arg; /* references over the whole row */
     double hard_log, soft_log, teacher_log;  /* logarithms of the HARD, SOFT and TEACHER sums */
     double top;                              /* JSD: ln(student/mixture) of the student's most probable id */
-    double mean;   /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
+    double mean;   /* reverse: CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
     double hard;   /* cross entropy of the row, nats */
     double soft;   /* divergence of the row, nats, without tau^2 */
     double argmax; /* the student's most probable id, lowest among equals */
@@ -4469,7 +4477,7 @@ typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
@@ -4501,8 +4509,8 @@ typedef struct xd_loss_kernels {
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture_combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*grad)(const xd_launch *launch, const xd_loss_args *args);
-    /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
-     * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
+    /* Optional, not for fixed sums: references and stats in one pass; and where one shard is the whole row, all steps
+     * (the gradient when gradient.data is set), row by row, so that a row is read from memory once. */
     xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
 } xd_loss_kernels;
 
@@ -4511,12 +4519,12 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
 
 /* >>kernel/loss_scalar */
 
-/* What losses over rows do to the few numbers of a row, in double; kernel/loss.h has the formulas. `hard` and `soft` say
- * which losses a call has. */
+/* What losses over rows compute from the few values of a row, in double; kernel/loss.h has the formulas. `hard` and
+ * `soft`: the losses that a call has. */
 
 /* ---- references ---- */
 
-/* Of no shard. */
+/* The references before the first shard. */
 XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_MAX] = -(double)INFINITY;
     ref[XD_LOSS_ARG] = -1.0;
@@ -4524,7 +4532,7 @@ XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
 }
 
-/* Joins one shard's references to those of the shards before it. */
+/* Merges one shard's references into those of the shards before it. */
 XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
     const bool wins =
         shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
@@ -4541,14 +4549,14 @@ XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
 
 /* ---- sums ---- */
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
+/* Adds one shard's sums, which are relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 adds nothing; its sums may be infinite. */
 XD_SCALAR void xd_loss_rescale(const xd_loss_args *a, const double *ref, const double *own,
                                const double *sums, int64_t columns, double *total) {
     const double shift = xd_sub(own[XD_LOSS_MAX], ref[XD_LOSS_MAX]), z = shift / a->temperature;
     const double teacher_shift = xd_sub(own[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
     const double f = exp(z), g = exp(teacher_shift);
-    double along = 0.0; /* how far CROSS moves per unit of the sum that weighs it */
+    double along = 0.0; /* change of CROSS per unit of the sum that weights it */
     total[XD_LOSS_BAD] = xd_add(total[XD_LOSS_BAD], sums[XD_LOSS_BAD]);
     if (columns == 0) return;
     total[XD_LOSS_HARD] = xd_add(total[XD_LOSS_HARD], xd_mul(exp(shift), sums[XD_LOSS_HARD]));
@@ -4612,7 +4620,7 @@ XD_SCALAR void xd_loss_take_references(const double *ref, xd_loss_row *row) {
     row->argmax = ref[XD_LOSS_ARG];
 }
 
-/* From the sums of the whole row, of `size` columns; its references are taken. */
+/* From the sums of the whole row, of `size` columns; its references are set already. */
 XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int64_t size, const double *total,
                                xd_loss_row *row) {
     if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
@@ -4646,7 +4654,7 @@ XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, do
     xd_loss_clear_finding(row);
 }
 
-/* What a caller sees of a row, from its two losses and their weights. */
+/* The loss of a row that callers see, from its two losses and their weights. */
 XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
     return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
 }
@@ -4681,8 +4689,8 @@ XD_SCALAR double xd_loss_add_soft(const xd_loss_args *a, double hard, double sof
 
 /* >>kernel/topk */
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
- * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
+/* Top-k losses: sums over the columns outside a row's ids, and the logits at the ids, in three steps as in
+ * kernel/loss.h: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
  * x/tau:
  *   OUTSIDE  sum over v not in ids of e^(z - M)
  *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
@@ -4694,7 +4702,7 @@ typedef struct xd_topk_side {
     int finding;                  /* xd_row_finding */
 } xd_topk_side;
 
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
+/* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
  * with ln p_v = (x - max)/tau - log. All times scale. */
 typedef struct xd_topk_row {
     double max, log;
@@ -4712,12 +4720,12 @@ typedef struct xd_topk_args {
     xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
-    bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] 0 -> the row is passed over */
+    bool outside;            /* the two sums are requested */
+    const double *row_scale; /* [rows] 0 -> the row is skipped */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [threads of the context, k] scratch; a device wants [rows, k] */
+    int64_t *order; /* [threads of the context, k] scratch; a device needs [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -4725,30 +4733,30 @@ typedef struct xd_topk_args {
 
 /* Both sides after the merge: what divergence and grad read and write. */
 typedef struct xd_topk_kl_args {
-    xd_rows logits;     /* the student's, and so are values and side */
+    xd_rows logits;     /* the student's, like values and side */
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
     xd_vocab_shard vocab;
     double temperature;
-    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
+    double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;    /* of the gradient, beside row_scale */
+    double weight;    /* of the gradient, in addition to row_scale */
     double *slots;    /* [rows, k] gradient at each id */
     float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device needs [rows, 3 (k + 1)] */
     xd_topk_row *row; /* [rows] */
     xd_rows gradient;
 } xd_topk_kl_args;
 
-/* What the caller gave, and where the other entries' form of it goes. */
+/* The ids and values as the caller gave them, and where to write them in the form that the other kernels read. */
 typedef struct xd_topk_entries_args {
     int64_t count;       /* of entries, rows k */
     int64_t size;        /* of the vocabulary */
@@ -4788,8 +4796,8 @@ XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
 
 /* >>kernel/topk_scalar */
 
-/* What top-k losses do to one entry and to the few numbers of a row, in double. s and t are the logarithms of an entry's
- * probabilities, the student's and the teacher's. */
+/* What top-k losses compute from one entry and from the few values of a row, in double. s and t are the logarithms of the
+ * student's and the teacher's probability of an entry. */
 
 /* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
 XD_SCALAR double xd_topk_floor(void) {
@@ -4805,7 +4813,7 @@ XD_SCALAR void xd_topk_rescale(xd_topk_side *side, double temperature, double ma
     side->entropy = xd_add(side->entropy, xd_mul(f, xd_add(entropy, xd_mul(outside, shift))));
 }
 
-/* Where the student's probability is. */
+/* How the student's probability is distributed. */
 typedef struct xd_topk_masses {
     double log;                           /* of its sum over all columns */
     double inside;                        /* of the ids */
@@ -4851,20 +4859,20 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
     return t;
 }
 
-/* What beta is of a divergence: the forward and the reverse KL are its ends. */
+/* The beta of a divergence: the forward and the reverse KL are its limits 0 and 1. */
 XD_SCALAR double xd_topk_beta(xd_divergence divergence, double beta) {
     if (divergence == XD_KL_FORWARD) return 0.0;
     return divergence == XD_KL_REVERSE ? 1.0 : beta;
 }
 
-/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: its part of the loss, and *gradient is added to. */
+/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: returns its part of the loss and adds to *gradient. */
 XD_SCALAR double xd_topk_forward(double s, double t, double weight, double mass, double *gradient) {
     const double q = exp(t);
     *gradient = xd_add(*gradient, xd_mul(weight, xd_sub(xd_mul(exp(s), mass), q)));
     return q > 0.0 ? xd_mul(xd_mul(weight, q), xd_sub(t, s)) : 0.0;
 }
 
-/* The gradient outside of the forward KL, whose entries have `mass`, the tail's `tail` among it when it flows. */
+/* The gradient of the forward KL outside; `mass`: of its entries, including the tail's `tail` when tail_flows. */
 XD_SCALAR double xd_topk_forward_outside(const xd_topk_masses *m, double weight, double mass, double tail) {
     return xd_mul(weight, m->tail_flows ? xd_sub(mass, tail / m->outside_mass) : mass);
 }
@@ -4885,18 +4893,18 @@ XD_SCALAR double xd_topk_ratio(double s, double t, double beta, double *loss) {
     return p > 0.0 ? xd_mul(rest, student) : 0.0;
 }
 
-/* What the outside adds to the mean of r - offset, where its r is `outside`. */
+/* The part of the outside in the mean of r - offset; `outside`: its r. */
 XD_SCALAR double xd_topk_outside_mean(const xd_topk_masses *m, double outside, double offset,
                                       bool zero_outside) {
     return xd_add(xd_mul(xd_sub(outside, offset), m->outside_mass), zero_outside ? m->outside_entropy : 0.0);
 }
 
-/* The gradient of an entry whose r it is. */
+/* The gradient of an entry with the ratio r. */
 XD_SCALAR double xd_topk_backward(double s, double weight, double r, double offset, double mean) {
     return xd_mul(xd_mul(weight, exp(s)), xd_sub(xd_sub(r, offset), mean));
 }
 
-/* What the outside adds to a row when all that is outside counts, with the logarithm of its probability as e^-100. */
+/* Adds the outside to a row when all columns outside count, with -100 as the teacher's log-probability. */
 XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_topk_row *row) {
     row->entropy = xd_add(row->entropy, weight);
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
@@ -4912,26 +4920,26 @@ XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, doubl
 
 /* >>kernel/mft */
 
-/* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
- * the teacher, tau the temperature; what one rank finds of a row travels between two calls.
+/* Two more losses in the manner of kernel/loss.h, in steps that each vocabulary shard can compute alone. x is the
+ * student, y the teacher, tau the temperature; the ranks exchange their parts of a row between two calls.
  *
  * Minimal fine-tuning corrects the teacher's t towards the label, q = (1 - mu) t + mu onehot(label). Only the label's
- * entry is more than a multiple of t, so all sums are those of KL(t || p), which the loss entries make: as the reverse
- * KL of exchanged sides, whose most probable id is then the teacher's favourite. What is left:
+ * entry is more than a multiple of t, so all sums are those of KL(t || p), which the loss entries compute: as the
+ * reverse KL with the sides exchanged, whose most probable id is then the teacher's. The remaining steps:
  *
  *   at_label   per row and shard: x and y at the label, 0 on the shards that lack it
- *   correct    all shards' -> mu and the divergence from q; the row's sides change back
+ *   correct    all shards' -> mu and the divergence from q; the row's sides are exchanged back
  *   write      terms and gradient of this shard's columns
  *
  * Cosine:
  *
  *   largest    per row and shard: the largest |x| and |y|, when sums are xd_fixed
  *   products   per row and shard: sum x x, sum y y and sum x y; fixed ones of x and y over powers of two above largest
- *   cosine     all shards' -> the row's lengths and cosine
+ *   cosine     all shards' -> the row's norms and cosine
  *   slopes     the gradient of this shard's columns
  *
- * Products of two logits are exact in double and the rest is double too, so fixed sums make the same bits on every
- * processor. Rows whose scale is 0 are passed over. */
+ * Products of two logits are exact in double and everything else is double too, so fixed sums give the same bits on every
+ * processor. Rows whose scale is 0 are skipped. */
 
 /* The two sides of a row: logits at the label, or largest magnitudes. */
 enum { XD_MFT_STUDENT, XD_MFT_TEACHER, XD_MFT_SIDES };
@@ -4939,25 +4947,25 @@ enum { XD_MFT_STUDENT, XD_MFT_TEACHER, XD_MFT_SIDES };
 /* Sums of the cosine. */
 enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
 
-/* What a length is at least, where it divides. */
+/* Lower bound on a norm that divides. */
 #define XD_COSINE_LEAST 1e-12
 
 /* Inputs and outputs of the entries. */
 typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
-    double weight;           /* of the loss in terms and gradient, tau^2 among it */
+    double weight;           /* of the loss in terms and gradient, tau^2 included */
     bool fixed;              /* sums are xd_fixed */
     double *sides;           /* [rows, XD_MFT_SIDES] */
     const double *all_sides; /* [shards][rows, XD_MFT_SIDES], in rank order */
     void *sums;              /* [rows, XD_COSINE_SUMS] double or xd_fixed */
     const void *all_sums;    /* [shards][rows, XD_COSINE_SUMS] */
     /* [rows] soft, finding and, of minimal fine-tuning, max, teacher_max, soft_log, teacher_log, argmax (the teacher's)
-     * and mean (mu); of the cosine max and teacher_max (the two lengths) and mean (the cosine) */
+     * and mean (mu); of the cosine max and teacher_max (the two norms) and mean (the cosine) */
     xd_loss_row *row;
     /* Data NULL -> none; columns past the shard's are set to zero. */
     xd_rows terms;    /* f32: weight q ln(q/p) */
@@ -4980,17 +4988,18 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 
 /* >>kernel/mft_scalar */
 
-/* What minimal fine-tuning and the cosine do to the few numbers of a row, in double; kernel/mft.h has the formulas. */
+/* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
+ * formulas. */
 
-/* A row whose loss is not finite has none. */
+/* A loss that is not finite becomes 0, with a finding. */
 XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
     if (isfinite(row->soft)) return;
     row->soft = 0.0;
     row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
+ * one) by the threshold or, where the label is the favourite, until it has increased by that much. */
 XD_SCALAR double xd_mft_share(double favourite, double label, bool right, double threshold) {
     if (!right)
         return xd_add(xd_sub(favourite, label), threshold) /
@@ -5004,8 +5013,8 @@ XD_SCALAR double xd_mft_entropy(double p) {
     return p > 0.0 ? xd_mul(p, log(p)) : 0.0;
 }
 
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+/* The loss entries had the teacher as the student. Sums include the 1 of the largest element but, computed in f32, may
+ * still be below 1; then a favourite would have a probability above 1, for which mu is meaningless. */
 XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
     const double max = row->max, log_sum = row->soft_log;
     row->max = row->teacher_max;
@@ -5029,7 +5038,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
     xd_mft_judge(row);
 }
 
-/* A column's term and gradient, whose logits are x and y; `label`: it is the label's. */
+/* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
 XD_SCALAR void xd_mft_column(const xd_mft_args *a, int64_t r, double x, double y, bool label, double *term,
                              double *gradient) {
     const xd_loss_row *row = a->row + r;
@@ -5076,10 +5085,10 @@ XD_SCALAR void xd_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, do
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
 
-/* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
+/* One rank's part of a denominator, as integers, so that the sum over ranks is exact. */
 enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
 
-/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+/* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
     XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
     XD_RECORD_SOFT = 2,
@@ -5087,7 +5096,7 @@ enum {
     XD_RECORD_LABEL, /* rows with a finding, by kind */
     XD_RECORD_NOT_FINITE,
     XD_RECORD_OVERFLOW,
-    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and what the status shows of it */
+    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
     XD_RECORD_WORDS
 };
@@ -5138,8 +5147,8 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void);
 
 /* >>kernel/softmax */
 
-/* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
- * and what follows from all shards' parts. */
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: the steps that a shard computes
+ * alone, and those that merge the parts of all shards. */
 
 /* Partials of a row: largest element, its lowest global id (-1: no columns), sum of e^((x - largest) / tau). */
 enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
@@ -5194,13 +5203,13 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 
 /* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
  * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
- * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry
- * says otherwise; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
- * independent of each other, so the result does not depend on how an array is cut; every rounding is
+ * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless the comment of an
+ * entry names others; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
+ * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
- * gradient in some step falls behind the others. */
+ * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
     float *master; /* [count] parameter in f32 */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
@@ -5216,17 +5225,17 @@ typedef struct xd_update_array {
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
     void *
-        average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
-                    * the same pass over memory and with the same bits; NULL -> none */
+        average; /* [count]; updated from the new parameter (value, or master when that is NULL) as by the lerp entry,
+                    * in the same pass over memory and with the same bits; NULL -> none */
     xd_dtype average_dtype; /* also F64 */
-    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
-     * step_size, root_correction and fresh of it and adds one. NULL -> those three hold as given. */
+    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry computes
+     * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
-/* Memory of a device in which an entry keeps the list of arrays of its last call: whoever comes with the same arrays
- * again gives the same one, and only what has changed travels. Made by the table, for as many arrays. */
+/* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
+ * again passes the same xd_array_list, and only changes are copied. Created by the table for a maximum number of arrays. */
 typedef struct xd_array_list xd_array_list;
 
 /* Inputs and outputs of an optimizer entry. */
@@ -5240,11 +5249,11 @@ typedef struct xd_update_args {
     float eps;                       /* Adam */
     float momentum;                  /* SGD */
     bool couple_decay;               /* Adam: the L2 form, weight decay through the gradient */
-    bool maximize;                   /* turn the sign of every gradient */
+    bool maximize;                   /* change the sign of every gradient */
     double keep;                     /* of the averages; see xd_lerp_args */
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
-    xd_array_list *list;             /* NULL -> nothing is kept */
+    xd_array_list *list;             /* NULL -> the list of arrays is not stored */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -5260,9 +5269,9 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, formed in double and rounded once */
+    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
     bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> nothing is kept */
+    xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -5279,7 +5288,7 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
+    bool replica; /* another rank adds these elements; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
 /* Inputs and outputs of the norm entry. */
@@ -5300,7 +5309,7 @@ typedef struct xd_clip_args {
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* gets not_finite added; NULL -> not recorded */
+    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */
@@ -5311,8 +5320,8 @@ typedef struct xd_scale_args {
     float factor;
 } xd_scale_args;
 
-/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
- * whose dtype has no place here; then nothing was written. adam, sgd, lerp and cast do nothing when
+/* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -5321,7 +5330,7 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to so many arrays. Destroying takes effect behind work already launched. */
+    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
 } xd_optimizer_kernels;
@@ -5329,13 +5338,13 @@ typedef struct xd_optimizer_kernels {
 /* The clip entry of every CPU level. */
 XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
 
-/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
+/* The factor for a given norm. Pure. Here max_norm 0 means zero. */
 XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* The plain CPU entries: what the others are checked against. A constant table. */
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 
-/* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
+/* The value of limbs with carries propagated, none negative, rounded to double once. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
 /* >>kernel/optimizer_scalar */
@@ -5354,13 +5363,13 @@ typedef struct xd_update_rules {
     bool couple_decay, maximize;
 } xd_update_rules;
 
-/* What an array's step is formed with: fields of xd_update_array, and the scale of the gradient, if it has one. */
+/* The scalars of an array's step: fields of xd_update_array, and the scale of the gradient, if there is one. */
 typedef struct xd_update_scalars {
     float scale, decay, weight_decay, step_size, root_correction;
     bool scaled, fresh;
 } xd_update_scalars;
 
-/* The gradient that an update works with: scaled and turned as asked. */
+/* The gradient that an update uses: scaled, and with its sign changed for `maximize`. */
 XD_SCALAR float xd_update_gradient(const xd_update_rules *rules, const xd_update_scalars *s, float gradient) {
     if (s->scaled) gradient = xd_mulf(gradient, s->scale);
     return rules->maximize ? -gradient : gradient;
@@ -5395,7 +5404,7 @@ XD_SCALAR void xd_sgd_element(const xd_update_rules *rules, const xd_update_scal
     *p = xd_fmaf(-s->step_size, *buffer, *p);
 }
 
-/* 1 - beta^t, rounded after the power, whose products come in a fixed order, and after the difference. */
+/* 1 - beta^t, rounded after the power, whose products have a fixed order, and after the difference. */
 XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     double power = 1.0;
     for (; t > 0; t >>= 1, beta = xd_mul(beta, beta))
@@ -5403,7 +5412,7 @@ XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     return xd_sub(1.0, power);
 }
 
-/* The scalars of step t, formed in double and rounded once. `adam`: of adam, not of sgd. */
+/* The scalars of step t, computed in double and rounded once. `adam`: of adam, not of sgd. */
 XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t t, bool adam) {
     return (float)(adam ? learning_rate / xd_update_correction(beta1, t) : learning_rate);
 }
@@ -5414,12 +5423,12 @@ XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
 
 /* ---- averages ---- */
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+/* lerp: target <- target + w (source - target), w = 1 - keep computed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would have an error of 0.02 % for 0.9999). The source is rounded to the target's
  * dtype first.
  *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ *   |w| <  0.5   fma(w, d, target)          w = 0 gives the bits of the target
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 gives the bits of the source
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 XD_SCALAR float xd_lerp_f32(float weight, float keep, bool weighted_sum, float target, float source) {
     if (weighted_sum) return xd_fmaf(weight, source, xd_mulf(keep, target));
@@ -5445,7 +5454,7 @@ XD_SCALAR uint32_t xd_norm_mantissa(float x, int *exponent) {
     return (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+/* Propagates carries: every limb but the last is then in [0, 2^32). The value does not change. */
 XD_SCALAR void xd_norm_carry(int64_t *limbs) {
     for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
         limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
@@ -5463,7 +5472,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
     if (head == 0) return 0.0;
     uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    int shift = 0; /* moves the leading bit to the top: 11 bits are then below the last bit of a double */
     while (!(head >> 63)) {
         head = (head << 1) | ((below >> 31) & 1u);
         below = (below << 1) & 0xffffffffu;
@@ -5474,7 +5483,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
 }
 
-/* What the sums of all ranks say. */
+/* The norm, from the sums of all ranks. */
 XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
     if (sum->nan > 0) return (double)NAN;
     if (sum->not_finite > 0) return (double)INFINITY;
@@ -5491,7 +5500,7 @@ XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) 
     return c < 1.0 ? (float)c : 1.0f;
 }
 
-/* The clip entry, whose sums are given: the norm, the factor, the finding. */
+/* The clip entry, from its sums: the norm, the factor, the finding. */
 XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->norm = xd_norm_read(args->sum, args->type, args->exact);
     *args->not_finite = args->sum->not_finite;
@@ -5518,48 +5527,48 @@ typedef struct xd_matmul_args {
     float *out;  /* [m, n]; must not overlap a or b */
     int64_t out_stride;
     bool accumulate; /* add to what out holds */
-    /* Both sides are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
-     * bf16 faster. The others ignore it. */
+    /* Both operands are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
+     * bf16 faster. Other backends ignore it. */
     bool bf16;
 } xd_matmul_args;
 
 /* Bytes of workspace that one product needs, whatever its size. */
 #define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))
 
-/* The rows as a matrix, and the transposed matrix; nothing moves. */
+/* The rows as a matrix, and the transposed matrix; both are views. */
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
 XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
 /* The matrix product of a context's kernel table, on its threads.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> taken from the
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> allocated by the
  *              context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
- * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
- * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
- * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
- * INVARIANT; it has an order of its own, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
+ * result has the same bits whichever rows and columns are computed with it, and `accumulate` over blocks of
+ * k whose lengths are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled
+ * with it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
+ * INVARIANT; it has a different order, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
  * ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
 
 /* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
- * machine has the level (xd_cpu_best). Pure. */
+ * machine must have the level (xd_cpu_best). Pure. */
 XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
 /* >>kernel/xtoken */
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
- * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
+ * device. Sums over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
 
-/* The floor of divisions and logarithms. */
+/* Lower bound on divisors and arguments of logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
-/* Floats of scratch that the entries over whole vocabularies want. */
+/* Floats of scratch that the entries over whole vocabularies need. */
 #define XD_XTOKEN_SCRATCH 34064
 
-/* Rows at work: rows[0 .. count) of the logits. places[i] is the chunk of rows[i] among those at hand, ascending. With
- * lse, p = exp(z / temperature - lse). */
+/* The rows of a call: rows[0 .. count) of the logits. places[i] is the index of the chunk of rows[i] among those of the
+ * call, ascending. With lse, p = exp(z / temperature - lse). */
 typedef struct xd_xtoken_rows {
     xd_rows logits;
     int64_t columns; /* of the logits, without padding */
@@ -5591,30 +5600,30 @@ typedef struct xd_xtoken_matrix {
         *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
 } xd_xtoken_matrix;
 
-/* The columns of chunks that have each their own. M is the transposed projection in these; without column_begin a
- * teacher's id is the student's. */
+/* The columns of chunks that each have a list of their own. M is the transposed projection in these columns; without
+ * column_begin a teacher's id equals the student's. */
 typedef struct xd_xtoken_lists {
     xd_xtoken_projection projection;
-    int64_t count;         /* chunks at hand; the projection has its teacher_size in any case */
+    int64_t count;         /* chunks of the call; the teacher_size of the projection is set in any case */
     const int64_t *offset; /* [count + 1] where the list of each chunk begins */
     const int32_t *ids;    /* [entries] teacher ids, distinct within a chunk */
     int64_t entries;       /* offset[count] */
 } xd_xtoken_lists;
 
-/* One chunk's sums become its divergence. */
+/* One chunk: sizes and settings, and the divergence computed from its sums. */
 typedef struct xd_xtoken_chunk {
     double student, teacher; /* positions on each side, plus XD_XTOKEN_EPSILON */
     double factor;           /* of the derivative; 0 -> it is zero */
     double value;            /* out: d(c) */
-    double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
+    double delta;            /* out: sum of q dy, which is the delta of a chunk of one position */
     double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
-    bool compared;  /* false: nothing is done but dy = 0 */
-    bool alone;     /* of one position on the student's side, whose delta the divergence tells */
-    bool agree;     /* out: the likeliest column is the same on both sides */
+    bool compared;  /* false: dy is set to 0 and nothing else is done */
+    bool alone;     /* one position on the student's side: `divergence` gives its delta */
+    bool agree;     /* out: the most likely column is the same on both sides */
 } xd_xtoken_chunk;
 
-/* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
- * numbers are -1 and the mean is -infinity. */
+/* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
+ * indices are -1 and the mean is -infinity. */
 enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
 
 /* A list of ids whose largest probabilities are sorted. */
@@ -5625,28 +5634,28 @@ typedef struct xd_xtoken_tail {
     double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
     int64_t *found; /* [k] out: ids less begin; -1 past the last */
     float *scratch; /* [count] */
-    bool fixed;     /* the same values however the list is cut */
+    bool fixed;     /* the same values however the list is split over shards */
 } xd_xtoken_tail;
 
 /* Moments of a row at temperature 1: its largest logit, ln sum e^(z - largest), the entropy with a floor of
- * XD_XTOKEN_EPSILON under the logarithm (0 when not asked for), and the logit at its label: NaN for a label
+ * XD_XTOKEN_EPSILON under the logarithm (0 when not requested), and the logit at its label: NaN for a label
  * outside the columns. The second is NaN for a row that is not finite. */
 enum { XD_XTOKEN_LARGEST, XD_XTOKEN_LOG_SUM, XD_XTOKEN_ENTROPY, XD_XTOKEN_LABEL, XD_XTOKEN_MOMENTS };
 
-/* What all shards found of one chunk: their likeliest pairs, and behind these their sorted tails. */
+/* What all shards found for one chunk: their most likely pairs, then their sorted tails. */
 typedef struct xd_xtoken_merge {
     const double *all; /* [shards][stride]: XD_XTOKEN_BEST_WORDS, then [k] */
     int64_t stride, k;
     int shard, shards;
     const double *others; /* [k] the teacher's tail */
-    const int64_t *found; /* [k] columns of this shard's own tail; -1: no entry */
+    const int64_t *found; /* [k] columns of this shard's tail; -1: no entry */
     float *slope;         /* [columns of this shard] */
     double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
     int64_t *places; /* [shards] scratch */
 } xd_xtoken_merge;
 
 /* Rows of several sequences and the chunks that they belong to. ids and sizes are memory of the host on every
- * device; they travel with the launches and may change when the call has returned. */
+ * device; they are passed as kernel arguments and may change when the call has returned. */
 typedef struct xd_chunk_args {
     xd_rows rows;         /* values, or the gradient: [sequences * held, n] f32 or bf16 */
     const int64_t *ids;   /* [rows] chunk in its sequence; -1: none */
@@ -5662,7 +5671,7 @@ typedef struct xd_chunk_args {
 /* p M of the rows, summed over each chunk's. */
 typedef struct xd_xtoken_project_args {
     xd_xtoken_rows x;
-    int64_t place_count; /* chunks at hand */
+    int64_t place_count; /* chunks of the call */
     xd_xtoken_matrix matrix;
     double *cells; /* [place_count, k] */
     bool fixed;
@@ -5703,12 +5712,12 @@ typedef struct xd_xtoken_delta_args {
     float *scratch; /* [project_scratch] */
 } xd_xtoken_delta_args;
 
-/* Cells of deltas become what the gradients take. */
+/* Turns cells of deltas into the form that the gradients take. */
 typedef struct xd_xtoken_row_deltas_args {
     const double *cells; /* [count] */
     bool fixed;
     const int64_t *places;         /* [count] */
-    const xd_xtoken_chunk *chunks; /* those at hand */
+    const xd_xtoken_chunk *chunks; /* those of the call */
     int64_t count;
     double *out; /* [count] */
 } xd_xtoken_row_deltas_args;
@@ -5746,22 +5755,22 @@ typedef struct xd_xtoken_total_args {
     float *scratch; /* [XD_XTOKEN_SCRATCH] */
 } xd_xtoken_total_args;
 
-/* A chunk of pairs and tails is complete. */
+/* Completes a chunk of pairs and tails. */
 typedef struct xd_xtoken_close_args {
     const double *cells; /* [2] sums of `pair` and of `total` */
     bool fixed;
     const double *merged; /* [2] out of `merge` */
     double scale;
     int64_t count; /* rows */
-    double *out;   /* [count] what the gradient takes as delta */
+    double *out;   /* [count] delta for the gradient */
     xd_xtoken_chunk *chunk;
 } xd_xtoken_close_args;
 
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    xd_ids labels;   /* [rows of logits] or none: none is looked at */
-    bool entropy;    /* it is asked for */
+    xd_ids labels;   /* [rows of logits], or none: no logits at labels */
+    bool entropy;    /* whether it is requested */
     bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
     double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
@@ -5772,7 +5781,7 @@ typedef struct xd_xtoken_pick_args {
     const int64_t *ids; /* [k] */
     int64_t k;
     double scale;
-    bool add;    /* to what is there */
+    bool add;    /* add to out instead of overwriting it */
     double *out; /* [count, k] */
 } xd_xtoken_pick_args;
 
@@ -5781,11 +5790,11 @@ typedef struct xd_xtoken_compare_args {
     double *student, *teacher; /* [count, k] logits */
     xd_xtoken_chunk *chunks;   /* [count] */
     int64_t count, k;
-    double temperature, divisor; /* divisor: of the teacher's logits, beside the temperature */
+    double temperature, divisor; /* divisor: of the teacher's logits, in addition to the temperature */
     bool reverse;
 } xd_xtoken_compare_args;
 
-/* Where ids are in a list of them. */
+/* The index of each id in a list of ids. */
 typedef struct xd_xtoken_slots_args {
     const int64_t *ids; /* [k] */
     int64_t k, size;
@@ -5804,7 +5813,7 @@ typedef struct xd_xtoken_list_args {
     bool reverse;
 } xd_xtoken_list_args;
 
-/* What all gradients take: the rows, where they go, and the cross entropy that a row's first writer brings along,
+/* What all gradients take: the rows, the output, and the cross entropy, which the first writer of a row adds,
  *   ce_factor ce_weight (softmax(z) - one at the label) */
 typedef struct xd_xtoken_gradient {
     xd_xtoken_rows x;
@@ -5813,8 +5822,8 @@ typedef struct xd_xtoken_gradient {
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
     xd_ids labels;    /* [rows of logits] */
-    uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
-    bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
+    uint8_t *written; /* [rows of logits] the row has been written: add to it. Every writer marks its rows */
+    bool fixed;       /* INVARIANT: a CPU rounds no intermediate value to f32 */
 } xd_xtoken_gradient;
 
 /* The gradient through a projection. */
@@ -5857,10 +5866,11 @@ typedef struct xd_xtoken_list_gradient_args {
     void *scratch; /* [list_bytes] */
 } xd_xtoken_list_gradient_args;
 
-/* The gradient by the log-probabilities of labels. */
+/* The gradient through the log-probabilities of labels. */
 typedef struct xd_xtoken_label_gradient_args {
     xd_xtoken_gradient to;
-    const double *slopes; /* [count] derivative by the label's log-probability at temperature 1 */
+    const double
+        *slopes; /* [count] derivative with respect to the label's log-probability at temperature 1 */
 } xd_xtoken_label_gradient_args;
 
 /* log-sum-exps of all rows from sums in fixed point. */
@@ -5886,7 +5896,7 @@ typedef struct xd_xtoken_product_args {
 
 /* Entries of the kernel table; each means the same on every device. */
 typedef struct xd_xtoken_kernels {
-    /* bytes of matrix->prepared; of the projection the host's pointers alone are read */
+    /* bytes of matrix->prepared; reads only the host's pointers of the projection */
     size_t (*matrix_bytes)(const xd_xtoken_matrix *matrix);
     /* floats of scratch for k columns in J, and fixed cells or not */
     int64_t (*project_scratch)(int64_t k, bool fixed);
@@ -5898,9 +5908,9 @@ typedef struct xd_xtoken_kernels {
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
-    /* cells += sum of p M dy / largest, but for rows whose chunk is alone or has a largest of 0 */
+    /* cells += sum of p M dy / largest, except for rows whose chunk is alone or has a largest of 0 */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_delta_args *args);
-    /* out = cells times largest; of chunks that are alone their delta; 0 where largest is 0 */
+    /* out = cells times largest; for chunks that are alone, their delta; 0 where largest is 0 */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_row_deltas_args *args);
     /* cells = the rows' sum of scale log_softmax(z / temperature) */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_log_probs_args *args);
@@ -5908,8 +5918,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*pair)(const xd_launch *launch, const xd_xtoken_pair_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
-    /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
-     * list is this shard's */
+    /* merges the shards' tails into one list, among equals the lowest shard's first: out, and slope for the entries
+     * that are this shard's */
     xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
     xd_result (*total)(const xd_launch *launch, const xd_xtoken_total_args *args);
@@ -5920,27 +5930,27 @@ typedef struct xd_xtoken_kernels {
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
     /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
-    /* value, agree and largest of chunks, of which only those marked as compared are touched; student becomes the
-     * derivative of value by its logits over the temperature */
+    /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
+     * respect to its logits divided by the temperature */
     xd_result (*compare)(const xd_launch *launch, const xd_xtoken_compare_args *args);
-    /* slots = place of each id in `ids`, -1 where it has none */
+    /* slots = index of each id in `ids`, -1 for an id that is not in it */
     xd_result (*slots)(const xd_launch *launch, const xd_xtoken_slots_args *args);
 
     /* cells += p M of the rows, in the columns of their chunk */
     xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
      * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
-     * epsilon here, and chunks without a list are left alone. */
+     * epsilon here, and chunks without a list are not changed. */
     xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* cells += sum of p M dy / largest */
     xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* floats of scratch of pick_gradient for `columns` of a shard */
     int64_t (*pick_scratch)(int64_t columns);
-    /* bytes of scratch of list_gradient for `columns` of a shard; of the lists the numbers alone are read */
+    /* bytes of scratch of list_gradient for `columns` of a shard; reads only the counts of the lists */
     size_t (*list_bytes)(int64_t columns, const xd_xtoken_lists *lists);
 
-    /* The gradient of rows at work: what it holds where the row was written, else the cross entropy, plus ... Rows
-     * of a chunk whose largest is 0 are left alone. */
+    /* The gradient of the rows of the call: what it holds where the row was written, else the cross entropy, plus ...
+     * Rows of a chunk whose largest is 0 are not changed. */
     /* ... p (M dy - delta) / temperature */
     xd_result (*project_gradient)(const xd_launch *launch, const xd_xtoken_project_gradient_args *args);
     /* ... scale u - p delta */
@@ -5951,19 +5961,19 @@ typedef struct xd_xtoken_kernels {
     xd_result (*list_gradient)(const xd_launch *launch, const xd_xtoken_list_gradient_args *args);
     /* ... slopes (one at the label - softmax(z)) */
     xd_result (*label_gradient)(const xd_launch *launch, const xd_xtoken_label_gradient_args *args);
-    /* Of all rows, at work or not, those that nobody has written: the cross entropy. */
+    /* The cross entropy of all rows that have not been written, rows of the call or not. */
     xd_result (*rest_gradient)(const xd_launch *launch, const xd_xtoken_gradient *to);
 
     /* Averages of chunks. */
 
     /* out += the rows of each chunk, in their order */
     xd_result (*chunk_sums)(const xd_launch *launch, const xd_chunk_args *args);
-    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of rows only cols is looked at. */
+    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of `rows`, only cols is read. */
     xd_result (*chunk_averages)(const xd_launch *launch, const xd_chunk_args *args);
     /* rows = weight / size of their chunk, 0 for those without one */
     xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
-    /* out = fixed cells [count] as doubles, in memory apart from theirs */
+    /* out = fixed cells [count] as doubles, in other memory than cells */
     xd_result (*settle)(const xd_launch *launch, const double *cells, int64_t count, double *out);
     /* fixed cells += sum of exp((z - lse) / temperature) */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);
@@ -5983,10 +5993,10 @@ XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 /* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
  * log-probabilities of tokens. All pointers are memory of the device. */
 
-/* The floor of probabilities of merged tokens, and of those of the generalised JSD. */
+/* Lower bound on the probabilities of merged tokens, and on those of the generalised JSD. */
 #define XD_ULD_FLOOR 1e-8
 
-/* Elements of a sorted list, or pairs of ids, that a block of a device takes at a time. */
+/* Elements of a sorted list, or pairs of ids, that a block of a device processes at a time. */
 enum { XD_ULD_SEGMENT = 4096 };
 
 /* Bytes of scratch for lists of n elements and pairs together. */
@@ -5995,22 +6005,23 @@ enum { XD_ULD_SEGMENT = 4096 };
 /* The two sides. */
 enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
 
-/* A pair of groups of tokens. The distribution of a side is the base row's times the probabilities that the
- * other rows give their tokens. */
+/* A pair of groups of tokens. The distribution of a side is that of its base row times the probabilities that the
+ * other rows give to their tokens. */
 typedef struct xd_uld_chunk {
     int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
     double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
-    double matched, unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| of the sorted rest */
-    double mean;               /* out of compare: sum of p slope over the student's base row */
-    bool finite; /* out of merge: all rows are; the other entries leave the chunk alone if not */
+    double matched,
+        unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| over the other ids, sorted */
+    double mean;   /* out of compare: sum of p slope over the student's base row */
+    bool finite;   /* out of merge: all rows are; if not, the other entries skip the chunk */
 } xd_uld_chunk;
 
-/* One side of the chunks at work. */
+/* One side of the chunks of a call. */
 typedef struct xd_uld_rows {
     xd_rows logits;
     int64_t columns; /* of the vocabulary, the first ones */
     double temperature;
-    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as `stats` of the softmax entries leaves them */
+    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as written by `stats` of the softmax entries */
     const int64_t *ids;  /* [rows] the token that a row predicts */
     double *scores;      /* [rows] out of merge: its probability; those of base rows are not written */
     const int32_t *list; /* [count] the ids that are sorted, ascending; NULL: all, count = columns */
@@ -6023,7 +6034,7 @@ typedef struct xd_uld_rows {
 /* Inputs and outputs of the entries; each reads and writes what its comment names. */
 typedef struct xd_uld_args {
     xd_uld_rows side[XD_ULD_SIDES];
-    xd_uld_chunk *chunks; /* those at work */
+    xd_uld_chunk *chunks; /* those of the call */
     int64_t count;
     const int32_t *matched[XD_ULD_SIDES]; /* [matched_count] ids of pairs */
     int64_t matched_count;
@@ -6031,26 +6042,27 @@ typedef struct xd_uld_args {
     float *slope; /* [chunks, columns of the student] d value / d merged probability; NULL -> no gradient */
     xd_rows gradient;
     int64_t row, rows;      /* of the gradient: those to be written */
-    const int32_t *owner;   /* [all rows] number of a row's chunk among all; -1: none */
-    int32_t first;          /* number of chunks[0] among all */
-    double share;           /* what the gradient is multiplied by */
+    const int32_t *owner;   /* [all rows] index of a row's chunk among all; -1: none */
+    int32_t first;          /* index of chunks[0] among all */
+    double share;           /* factor on the gradient */
     unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
 } xd_uld_args;
 
-/* A sum, and the first element that had no finite term; -1: none. */
+/* A sum, and the first element whose term was not finite; -1: none. */
 typedef struct xd_uld_sum {
     double value;
     int64_t bad;
 } xd_uld_sum;
 
-/* Sums in memory that an entry wants: the first is its result, the others scratch. */
+/* Number of sums in memory that an entry needs: the first is its result, the others are scratch. */
 enum { XD_ULD_SUMS = 257 };
 
 /* Rows that are probabilities, and their generalised JSD. */
 typedef struct xd_jsd_args {
-    xd_rows student, teacher, gradient; /* alike; gradient.data may be NULL, or student's memory */
-    double beta, denominator;           /* the gradient is divided by it, the sum is not */
-    xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
+    xd_rows student, teacher,
+        gradient;             /* of one shape and dtype; gradient.data may be NULL, or student's memory */
+    double beta, denominator; /* the gradient is divided by it, the sum is not */
+    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_jsd_args;
 
 /* Estimates of KL(student || reference), as in loss/estimator.h. */
@@ -6063,7 +6075,7 @@ typedef struct xd_estimate_args {
     xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_estimate_args;
 
-/* Entries of the kernel table. Sums do not depend on how chunks are put together into calls. */
+/* Entries of the kernel table. Sums do not depend on how chunks are grouped into calls. */
 typedef struct xd_uld_kernels {
     /* parts -> factor, finite and scores */
     xd_result (*merge)(const xd_launch *launch, const xd_uld_args *args);
@@ -6074,10 +6086,10 @@ typedef struct xd_uld_kernels {
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
     /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
-    /* the sum over all entries, those below the floor raised to it, and its derivative by the student's */
+    /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
-    /* the sum of weight times estimate, its derivative by logprobs, and the first token of a weight other than
-     * 0 whose estimate is not finite */
+    /* the sum of weight times estimate, its derivative with respect to logprobs, and the first token whose weight is not
+     * 0 and whose estimate is not finite */
     xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
 } xd_uld_kernels;
 
@@ -6086,7 +6098,8 @@ XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
 
 /* >>kernel/uld_scalar */
 
-/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+/* A term of the generalised JSD of probabilities, and its derivative with respect to u; u and v are raised to the floor
+ * first. */
 XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
     const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
     const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
@@ -6113,13 +6126,13 @@ XD_SCALAR double xd_estimate_value(int kind, double rho) {
     return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
 }
 
-/* With respect to the student's log-probability, of which rho is minus. */
+/* With respect to the student's log-probability, which enters rho with a minus sign. */
 XD_SCALAR double xd_estimate_slope(int kind, double rho) {
     if (kind == 0) return 1.0;
     return kind == 1 ? -rho : -expm1(rho);
 }
 
-/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+/* Adds element i to the sum, and writes its value and slope where they are requested. */
 XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
     const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
     const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
@@ -6141,39 +6154,40 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
 
 /* >>kernel/kernels */
 
-/* Whose memory the tensors of a context are. */
+/* Where the tensors of a context are stored. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
 
-/* Which way bytes go. */
+/* Direction of a copy. */
 typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
 
-/* Names memory of a device to other processes of its node. */
+/* Identifies memory of a device to other processes of its node. */
 typedef struct xd_device_handle {
     unsigned char bytes[64];
 } xd_device_handle;
 
 /* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
- * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
+ * a copy must not change until synchronize. On the CPU all of them are complete when they return. */
 typedef struct xd_device_ops {
     void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
-    void (*release)(xd_ctx *ctx, void *memory); /* takes effect behind work already launched; NULL is fine */
+    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect after work already launched; NULL is fine */
     xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
     xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
     xd_result (*synchronize)(
-        const xd_launch *launch);                  /* waits at most the context's timeout_seconds: TIMEOUT */
-    bool (*owns)(xd_ctx *ctx, const void *memory); /* the kernels reach it; false for the host's */
-    /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
-     * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
-    void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
+        const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx,
+                 const void *memory); /* true when the kernels can access it; false for host memory */
+    /* Order between streams, of other contexts too: what is launched after `wait` runs after what was launched before
+     * the last `record`. Destroying needs no context. The CPU has no events and does not need them. */
+    void *(*event_create)(xd_ctx *ctx); /* NULL on failure and on the CPU */
     void (*event_destroy)(void *event);
     xd_result (*event_record)(const xd_launch *launch, void *event);
     xd_result (*event_wait)(const xd_launch *launch, void *event);
-    /* Calls the function behind what was launched before, on some thread of the host; it uses no device. */
+    /* Calls the function after what was launched before, on some thread of the host; it must not use a device. */
     xd_result (*call)(const xd_launch *launch, void (*function)(void *user), void *user);
-    /* Memory for other processes of the node. NULL when there is none to be had that others could open, as on the CPU,
-     * or when it cannot be opened here. What was opened is closed before its maker destroys it. */
+    /* Memory for other processes of the node. NULL when the device has no memory that others could open, as on the CPU,
+     * or when it cannot be opened here. Memory must be closed wherever it was opened before its creator destroys it. */
     void *(*share_create)(xd_ctx *ctx, size_t bytes, xd_device_handle *handle);
-    void (*share_destroy)(xd_ctx *ctx, void *memory); /* nothing on it is under way; NULL is fine */
+    void (*share_destroy)(xd_ctx *ctx, void *memory); /* no work on it may be pending; NULL is fine */
     void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
     void (*share_close)(xd_ctx *ctx, void *memory);
 } xd_device_ops;
@@ -6199,15 +6213,15 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* Fills in the CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that
- * machine or build lacks. Local. */
+/* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
+ * build lacks gives the plain table. Local. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
 
-/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is made once, with the context, and lasts
- * as long. Local. */
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is created with the context and lives as
+ * long as it. Local. */
 XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
 
-/* The table of the context's CPU level, also where its tensors are on a device: for memory of the host. Local. */
+/* The table of the context's CPU level, for memory of the host, even when its tensors are on a device. Local. */
 XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */
@@ -6215,7 +6229,7 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
 
 /* >>comm/transport */
 
-/* For writers of transports. */
+/* For authors of transports. */
 
 /* What ranks compare before data moves. 64 bytes; all-gathered by the control plane. */
 typedef struct xd_control {
@@ -6234,31 +6248,31 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
-/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy
- * and abort may wait, never past `deadline` (seconds of the context's clock). A transport reports a broken
- * group with PEER or TIMEOUT through xd_fail_culprit. */
+/* One rank's end of a group. comm/threads.c is the reference for each call. All calls but destroy and abort may
+ * wait, but not longer than `deadline` (seconds of the context's clock). A transport reports a broken group with
+ * PEER or TIMEOUT through xd_fail_culprit. */
 typedef struct xd_transport_ops {
     const char *name;
-    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers along with the record. It stays valid until execute returns. */
+    /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
      * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. One of dtype NONE says that its rank refused the
-     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group goes on too. Other
-     * errors break it. */
+     * and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused the
+     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
+     * Other errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
-    /* A sub-group; the members in order are given, this rank is among them. members are ranks of
-     * `transport`. Only the members call it, right after a control call. */
+    /* Creates a sub-group of the given members, in this order; they are ranks of `transport` and include this one.
+     * Only the members call it, right after a control call. */
     xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
-    /* For a rank that waits for peers in another way: lets messages move on; PEER when the world is broken. Never
-     * waits. NULL: nothing to do and nothing known. */
+    /* For a rank that waits for peers by other means: makes progress on messages; PEER when the world is broken. Never
+     * waits. NULL: not needed. */
     xd_result (*poll)(xd_transport *transport);
-    /* Can move memory of the context's GPU; without, a call with such memory is refused before execute. */
+    /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
 } xd_transport_ops;
 
@@ -6275,9 +6289,9 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 /* >>tensor/interval */
 
-/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
- * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
- * unless it says so. */
+/* Lists of intervals and regions of indices. Data movement between layouts is planned with them: intersect what
+ * one rank holds with what another needs, and get a list of strided copies. Pure: no call communicates or
+ * allocates. */
 
 /* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
  * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
@@ -6294,22 +6308,22 @@ XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
 /* Sorted, disjoint, none empty, all within [0, extent). */
 XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent);
 
-/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end).
- * Room for `count` entries. */
+/* The part of `list` whose positions are in [begin, end); the position of an index is its rank among the indices of
+ * the list, from 0. `out` must have room for `count` entries. */
 XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
                                xd_interval *out);
 
-/* Do the lists together hold every index of [0, extent) exactly once?
+/* Whether the lists together hold every index of [0, extent) exactly once.
  *
  *   lists, counts   `owners` lists
- *   first           when false is returned: the lowest index held not once
- *   holders         and how many hold it
+ *   first           when false is returned: the lowest index that is not held exactly once
+ *   holders         and the number of lists that hold it
  *
  * Time grows with owners x intervals for each interval. */
 XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
                                     int64_t extent, int64_t *first, int *holders);
 
-/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
+/* The rule for splitting n indices over `parts`: blocks of ceil(n / parts), the last ones shorter or
  * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
@@ -6320,15 +6334,14 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape);
 XD_API int64_t xd_region_numel(const xd_region *region);
 
-/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and
- * neither may be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a
- * dimension. */
+/* Indices held by both; false without common indices (out is then empty in some dimension). ndim must agree, and both
+ * must have at most XD_LAYOUT_INTERVALS_MAX intervals per dimension, which results of this function may exceed. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* The copies that bring the indices in both regions from the storage of src to that of dst.
+/* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
  *   copies                   room for `capacity`; may be NULL with capacity 0 to count
@@ -6476,7 +6489,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* ---- implementation ---- */
 /* >>base/internal */
 
-/* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
+/* Functions that several parts use. They may be unused without a warning: options leave out parts of the library. */
 #if !defined(XD_PRIVATE)
 #    if defined(__GNUC__)
 #        define XD_PRIVATE static __attribute__((unused))
@@ -6485,20 +6498,20 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    endif
 #endif
 
-/* A function that callers call, however small it looks. */
+/* A function that is called and never inlined, however small. */
 #if defined(__GNUC__)
 #    define XDI_NOINLINE __attribute__((noinline))
 #else
 #    define XDI_NOINLINE
 #endif
 
-/* file.c: the POSIX entries where the caller gave none. */
+/* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
-/* context.c: a context with room behind it, zero, for the tables that the kernel layer fills in (xd_ctx_create); where
- * the room is, aligned for pointers; and another CPU level, whose tables the caller fills in again. */
+/* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
+ * address of these bytes, aligned for pointers; and a change of the CPU level, whose tables the caller fills in again. */
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
@@ -6506,16 +6519,16 @@ XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
-/* parallel.c: threads that take pieces of a round of work, and memory of their own that they have meanwhile. Slots are
- * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
- * where the pool runs them. */
+/* parallel.c: threads that run the pieces of a round of work, each with private memory for its length. Slots are below
+ * settings->threads; pieces that run at the same time have different slots, and where the pool runs them, slot 0 is the
+ * calling thread's. */
 enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 #define XDI_POOL_SCRATCH ((size_t)1 << 21)
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
     int64_t piece,
-        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
+        pieces; /* the piece that parallel_for did not run exactly once, or that does not exist; their number */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -6525,32 +6538,33 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
                              xdi_pool_fault *fault);
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
- * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
- * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
- * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
+ * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body
+ * neither fails nor allocates, and uses no scratch when it may itself be called from a piece. The split into pieces must not
+ * depend on the number of threads unless each piece writes only its own elements. Errors: STATE when parallel_for did not
+ * run each piece once; all pieces have been run even so, and a rank of several gets XD_OK here and the error from
+ * xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
-/* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
+/* context.c: the same over the items [0, count), about `grain` of them in a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
 
-/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+/* context.c: counts a communicator of several ranks that was created (1) or destroyed (-1). */
 XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
 
-/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+/* context.c: STATE when a parallel_for failed and the other ranks have not been informed; XD_OK the next time. */
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
-/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
- * call, as it does where it is the only one. */
+/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, for a slot other than 0; slot 0 uses memory of the call,
+ * with one thread too. */
 XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
 
-/* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
- * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
+/* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
+ * context caches what is returned to it, so that repeated calls allocate nothing. */
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 
@@ -6628,7 +6642,7 @@ XD_API const char *xd_result_text(xd_result result) {
 
 /* >>base/memory.c */
 
-/* The arena: offsets into memory that is somebody else's. */
+/* The arena: offsets into memory that it does not own. */
 
 XD_API xd_arena xd_arena_over(void *base, size_t capacity) {
     xd_arena arena;
@@ -6678,15 +6692,15 @@ XD_API void xd_arena_seal(xd_arena *arena) {
 
 /* >>base/cpu.c */
 
-/* What instructions this processor has, and the levels' names. */
+/* The instruction sets of this processor, and the names of the levels. */
 
 #include <string.h>
 
 #if defined(XDI_X86)
 #    include <cpuid.h>
 
-/* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
- * machine; what has a name was asked once, before main. */
+/* Not every compiler has a name for it. CPUID takes microseconds on a virtual machine; for names the compiler's
+ * run-time library executes it once, before main. */
 static bool xdi_cpu_has_f16c(void) {
 #    if !defined(__clang__) && __GNUC__ >= 11
     return __builtin_cpu_supports("f16c") != 0;
@@ -6731,7 +6745,7 @@ static bool xdi_cpu_has_none(void) {
 #    define XDI_CPU_HAS(level) xdi_cpu_has_none
 #endif
 
-/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` has all of a processor's. */
+/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` builds all levels. */
 static const struct xdi_cpu_row {
     const char *name;
     bool (*has)(void);
@@ -6771,8 +6785,8 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 
 /* >>base/file.c */
 
-/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
- * from the file's size how much there must be. */
+/* The file callbacks on POSIX. Reads and writes are complete or fail: a short read is EIO, because every caller knows
+ * the file's size. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -6781,7 +6795,7 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+/* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
 enum { XDI_FILE_DIRECT = O_DIRECT };
 #elif defined(__O_DIRECT)
@@ -6790,7 +6804,8 @@ enum { XDI_FILE_DIRECT = __O_DIRECT };
 enum { XDI_FILE_DIRECT = 0 };
 #endif
 
-/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+/* Sets the flag on an open file: an open that creates a file and then fails because of the flag would leave the file
+ * behind. */
 static void xdi_file_set_direct(int descriptor, bool direct) {
     const int flags = fcntl(descriptor, F_GETFL);
     if (flags >= 0)
@@ -6813,8 +6828,8 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     return 0;
 }
 
-/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
- * offset or a size that its device cannot take: once, it goes on as any other file. */
+/* Whether to try a failed read or write again, by errno. A direct file returns EINVAL for an address, an offset or a size
+ * that its device cannot use: then, once, the flag is cleared. */
 static bool xdi_file_again(int descriptor, bool *usual) {
     if (errno == EINTR) return true;
     if (errno != EINVAL || *usual) return false;
@@ -6918,7 +6933,7 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
     files->open = xdi_file_open;
@@ -6938,7 +6953,7 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 
 /* >>base/parallel.c */
 
-/* Work cut into pieces: a pool of threads that sleep until there is some, or the caller's own way to run pieces. */
+/* Work split into pieces: a pool of threads that sleep until there is work, or the caller's own way to run pieces. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -6947,13 +6962,13 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 
 enum { XDI_POOL_LOOKS = 2000 };
 
-/* A round of work. Whoever is awake takes the next piece, so a thread that is slowed down takes fewer. */
+/* A round of work. Every thread that is awake takes the next piece, so a slow thread takes fewer. */
 typedef struct xdi_round {
     xdi_piece body;
     void *argument;
     int64_t pieces;
-    int64_t next;  /* atomic: the first piece that nobody has taken */
-    int64_t stray; /* atomic: a piece that there is none of and parallel_for asked for; INT64_MIN: none */
+    int64_t next;  /* atomic: the first piece that no thread has taken */
+    int64_t stray; /* atomic: a piece that does not exist but that parallel_for asked for; INT64_MIN: none */
 } xdi_round;
 
 /* One thread of the pool. */
@@ -6964,24 +6979,24 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads; /* the caller's among them */
-    bool busy;   /* a round is under way: what a piece asks for in turn is done on the spot */
+    int threads; /* the calling thread included */
+    bool busy;   /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
 
-    /* parallel_for's threads have no numbers of ours: a piece takes a free slot. Both are atomic. */
+    /* The threads of parallel_for have no numbers, so a piece takes a free slot. Both arrays are atomic. */
     uint8_t taken[XDI_THREADS];
     int32_t runs[XDI_PIECES]; /* of each piece of this round */
 
     pthread_mutex_t lock; /* of all that follows */
     pthread_cond_t wake, done;
     int64_t number; /* of the round */
-    bool open;      /* it may have pieces to take */
-    int active;     /* threads within it, without the caller's; atomic, for who looks without the lock */
-    int started;    /* threads of the pool, whose list follows */
+    bool open;      /* the round may have pieces to take */
+    int active; /* threads in the round, without the caller's; atomic, since it is read without the lock too */
+    int started; /* threads of the pool, whose list follows */
     bool leaving;
-    xdi_pool_thread *thread; /* [threads - 1], behind the pool */
+    xdi_pool_thread *thread; /* [threads - 1], after the pool in the same block */
 };
 
 static void xdi_round_work(xdi_round *round, int slot) {
@@ -6992,7 +7007,7 @@ static void xdi_round_work(xdi_round *round, int slot) {
     }
 }
 
-/* A thread that wakes when all pieces have been taken finds no round and sleeps on: nobody has waited for it. */
+/* A thread that wakes when all pieces have been taken finds no round and sleeps again: no thread waits for it. */
 static void *xdi_pool_thread_run(void *argument) {
     const xdi_pool_thread *self = (const xdi_pool_thread *)argument;
     xdi_pool *pool = self->pool;
@@ -7016,7 +7031,7 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-/* The caller's signals are for the caller's threads; faults stay with whoever makes them. */
+/* Threads of the pool block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
     sigset_t quiet;
@@ -7079,7 +7094,7 @@ XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot) {
 
 /* ---- on the pool's threads ---- */
 
-/* The caller, who has nothing else to do, looks for some microseconds before it sleeps: most rounds end so. */
+/* The calling thread polls for some microseconds before it sleeps: most rounds end within them. */
 static bool xdi_pool_sees_the_end(const xdi_pool *pool) {
     for (int i = 0; i < XDI_POOL_LOOKS; i++) {
         if (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE) == 0) return true;
@@ -7096,7 +7111,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pool->round = *round;
     pool->number++;
     pool->open = true;
-    pthread_mutex_unlock(&pool->lock); /* before waking: who wakes wants it */
+    pthread_mutex_unlock(&pool->lock); /* before waking threads, which lock it first */
     if (helpers >= pool->started)
         pthread_cond_broadcast(&pool->wake);
     else
@@ -7111,7 +7126,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* ---- on the caller's ---- */
+/* ---- on the caller's threads ---- */
 
 static int xdi_pool_take_slot(xdi_pool *pool, int64_t piece) {
     for (int64_t i = piece % pool->threads;; i = (i + 1) % pool->threads) {
@@ -7127,7 +7142,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
         return;
     }
     if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
-        return; /* in place, twice is not once */
+        return; /* pieces work in place: a second run would change the result */
     const int slot = xdi_pool_take_slot(pool, piece);
     pool->round.body(pool->round.argument, piece, slot);
     __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);
@@ -7189,7 +7204,7 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
         "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
 #endif
 
-/* Memory that a call took or may take. Larger blocks are not kept. */
+/* A block of memory that a call uses or a later one can reuse. Larger blocks are freed after the call. */
 enum { XDI_SCRATCH_BLOCKS = 8, XDI_SCRATCH_KEPT = 64 << 20 };
 
 typedef struct xdi_scratch_block {
@@ -7210,8 +7225,8 @@ struct xd_ctx {
     xdi_pool_fault fault;
 };
 
-/* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
- * prefetch stops at the end of a page. Without the hint, or where it is refused, nothing else changes. */
+/* Large blocks ask for large pages: a pass over them then has far fewer TLB misses, and hardware prefetching stops at
+ * the end of a page. Only a hint: nothing else depends on it. */
 enum { XDI_CTX_LARGE_PAGE = 2 << 20 };
 
 static void *xdi_ctx_allocate(void *user, size_t bytes) {
@@ -7257,7 +7272,7 @@ XD_API int xd_version(void) {
     return XD_VERSION;
 }
 
-/* There is no context yet: one without memory tells the logger. */
+/* There is no context yet, so the errors go to the logger through one on the stack. */
 static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -7277,7 +7292,8 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     return XD_OK;
 }
 
-/* The logger and its level stand at the same place in the descs of all versions; nothing else is read of another one's. */
+/* The logger and its level have the same offsets in the descs of all versions; nothing else of another version's desc is
+ * read. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -7432,7 +7448,7 @@ XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
     return xdi_ctx_fault(ctx, &ctx->fault);
 }
 
-/* A rank that left here would leave its peers waiting in their next exchange. */
+/* A rank of several must not return here: its peers would wait for it in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
@@ -7445,7 +7461,7 @@ XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, v
     return XD_OK;
 }
 
-/* A range and how it is cut. */
+/* A range and how it is split. */
 typedef struct xdi_ctx_range {
     xdi_range body;
     void *argument;
@@ -7472,7 +7488,7 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
-    /* The enumeration starts at the default, so that zero is a good setting; this is the order of loudness. */
+    /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };
     return ctx->settings.logger.write && loudness[level] <= loudness[ctx->settings.log_level];
 }
@@ -7567,7 +7583,7 @@ XD_API XDI_NOINLINE void xd_store_f64(void *data, xd_dtype dtype, int64_t index,
 
 /* Heap sort of pointers. */
 
-/* Lets items[root] sink to its place in the heap items[0, count). */
+/* Sifts items[root] down in the heap items[0, count). */
 static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
     const void *moving = items[root];
     for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
@@ -7579,7 +7595,7 @@ static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sor
     items[root] = moving;
 }
 
-/* Heap sort: no hostile order makes it quadratic, as it can some qsort, and it needs no memory. */
+/* Heap sort: never quadratic, unlike some implementations of qsort, and it needs no memory. */
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order) {
     for (size_t i = count / 2; i-- > 0;) xdi_sort_sift(items, i, count, order);
     for (size_t end = count; end-- > 1;) {
@@ -7649,8 +7665,8 @@ static float xdi_philox_uniform(uint32_t word) {
     return (float)((word >> 9) * 2u + 1u) * (1.0f / 16777216.0f);
 }
 
-/* What follows gives bits: a product is never added to anything except inside fmaf, so no compiler can fuse, or leave
- * unfused, what another one does not. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
+/* The bits of what follows are promised: products are added to other terms by fmaf only, so that it does not depend on the
+ * compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
 /* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
  * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
@@ -7673,7 +7689,7 @@ static float xdi_philox_log(float x) {
     return fmaf(e, 0.693147182f, f + y);
 }
 
-/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] what is left. */
+/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
 static void xdi_philox_sin_cos(float u, float *sine, float *cosine) {
     static const float s[] = { 1.57079637f, -0.645964086f, 0.0796925798f, -0.00468126638f, 0.000158206298f };
     static const float c[] = { -1.23370051f, 0.2536695f, -0.0208634753f, 0.000919196347f, -2.49092282e-05f };
@@ -7709,7 +7725,7 @@ static void xdi_philox_normal_block(const uint32_t words[4], float lanes[4]) {
     }
 }
 
-/* Walks the blocks that [first, first + count) touches; the outer ones may give only some of their lanes. */
+/* Goes over the blocks that [first, first + count) overlaps; of the first and the last some lanes may be unused. */
 static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out,
                             void (*lanes_of)(const uint32_t words[4], float lanes[4])) {
     const int64_t end = first + count;
@@ -7733,7 +7749,7 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 
 /* >>base/publish.c */
 
-/* A file that appears under its name only when it is whole. */
+/* A file that appears under its name only when it is complete. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -7743,7 +7759,7 @@ struct xd_publish {
     xd_ctx *ctx;
     intptr_t file;
     bool open;
-    char *temporary; /* both names stand behind the struct, in the same allocation */
+    char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
@@ -7835,7 +7851,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file; a path without a separator lies in the current one. */
+/* Syncs the directory of the published file, the current one for a path without a separator. */
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');
@@ -8013,7 +8029,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     return XD_OK;
 }
 
-/* After "\u": one code point, which may take a second escape. */
+/* After "\u": one code point, which may need a second escape. */
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
     XD_TRY(xdi_json_parse_hex(p, &high));
@@ -8063,8 +8079,8 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
     return XD_OK;
 }
 
-/* The text between quotes, decoded. It never grows: the shortest escape of a 3-byte character has 6 bytes, and the two
- * quotes pay for the NUL. */
+/* The text between quotes, decoded. It never becomes longer: the shortest escape of a 3-byte character has 6 bytes, and
+ * the NUL needs less than the two quotes. */
 static xd_result xdi_json_parse_string(xdi_json_parser *p, const char **text, size_t *bytes) {
     XD_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
     char *const begin = p->strings;
@@ -8097,7 +8113,7 @@ static size_t xdi_json_skip_digits(xdi_json_parser *p) {
     return p->at - begin;
 }
 
-/* Steps over a number; *integer tells whether it has neither fraction nor exponent. */
+/* Skips a number; *integer receives whether it has neither fraction nor exponent. */
 static xd_result xdi_json_scan_number(xdi_json_parser *p, bool *integer) {
     *integer = true;
     xdi_json_take(p, '-');
@@ -8143,7 +8159,7 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     value->kind = XD_JSON_NUMBER;
     if (integer) xdi_json_set_integer(value, digits);
     char *point = strchr(digits, '.');
-    if (point) *point = *localeconv()->decimal_point; /* strtod wants the one of the process's locale */
+    if (point) *point = *localeconv()->decimal_point; /* strtod expects that of the process's locale */
     value->as.number.real = strtod(digits, NULL);
     XD_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
     return XD_OK;
@@ -8162,7 +8178,7 @@ static int xdi_json_compare_keys(const void *a, const void *b) {
     return xdi_json_compare(x->key, x->key_bytes, y->key, y->key_bytes);
 }
 
-/* Gathers the children of a closed container, which hang together by `next`. */
+/* Collects the children of a closed container, which are linked by `next`. */
 static xd_result xdi_json_close(xdi_json_parser *p, xd_json *container, const xd_json *first) {
     const void **items = p->items;
     size_t count = 0;
@@ -8322,7 +8338,7 @@ XD_API void xd_json_destroy(xd_ctx *ctx, xd_json *root) {
     xd_release(ctx, root);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static bool xdi_json_is(const xd_json *value, xd_json_kind kind) {
     return value && value->kind == kind;
@@ -8429,7 +8445,7 @@ static void xdi_json_stick(xd_json_writer *w, xd_result result, const char *mess
 
 static bool xdi_json_grow(xd_json_writer *w, size_t bytes) {
     if (w->result != XD_OK) return false;
-    if (bytes < w->capacity - w->bytes) return true; /* one byte is kept for the NUL */
+    if (bytes < w->capacity - w->bytes) return true; /* one byte is reserved for the NUL */
     const bool fits = bytes < SIZE_MAX / 4 && w->bytes < SIZE_MAX / 4;
     const size_t capacity = fits ? 2 * (w->bytes + bytes) + 256 : 0;
     char *text = fits ? (char *)xd_allocate(w->ctx, capacity) : NULL;
@@ -8488,7 +8504,7 @@ static void xdi_json_next_item(xd_json_writer *w) {
     if (w->depth > 0) xdi_json_put_line(w);
 }
 
-/* Called before every value: is this a place for one? */
+/* Called before every value: checks that one is allowed here. */
 static void xdi_json_begin_value(xd_json_writer *w) {
     const uint64_t bit = (uint64_t)1 << w->depth;
     const bool element = (w->array & bit) != 0 || (w->depth == 0 && !(w->items & bit));
@@ -8583,7 +8599,7 @@ XD_API void xd_json_write_double(xd_json_writer *w, double value) {
     if (strtod(text, NULL) != value) snprintf(text, sizeof text, "%.17g", value);
     char *point = strchr(text, *localeconv()->decimal_point);
     if (point) *point = '.';
-    /* A reader tells integers from doubles by their notation; so do we, and -0 keeps its sign. */
+    /* Readers tell integers and doubles apart by their notation; with ".0" the sign of -0 is preserved too. */
     if (!strpbrk(text, ".e")) strcat(text, ".0");
     xdi_json_put_value(w, text);
 }
@@ -8620,14 +8636,14 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w) {
 
 enum { XDI_CRC_LONG = 4096 }; /* bytes that are worth building the tables for */
 
-/* Eight steps of the division: what the low byte of crc does to the rest. */
+/* Eight steps of the division: the effect of the low byte of crc on the other bytes. */
 static uint32_t xdi_crc_byte(uint32_t crc) {
     for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? XDI_CRC_POLYNOMIAL : 0);
     return crc;
 }
 
-/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that
- * there is nothing to initialise once for all threads. Returns how many bytes it took. */
+/* Four bytes per step: table k has the effect of a byte at a distance of k bytes. The tables are on the stack, so
+ * that threads share no initialisation. Returns the number of bytes processed. */
 static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
     uint32_t table[4][256], c = *crc;
     for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);
@@ -8656,7 +8672,7 @@ XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes) {
 #include <math.h>
 #include <string.h>
 
-/* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
+/* gcc would fuse the difference of two products; without fusing it is exactly 0 for equal products. */
 #if defined(__clang__)
 #    define XDI_SIMD_AS_WRITTEN
 #else
@@ -8680,7 +8696,7 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* The same ids from another one on. */
+/* The ids from index `at` on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
     return ids;
@@ -8691,7 +8707,7 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
-/* What a loss has, and how wide its shard is. */
+/* The losses that a call has, and the columns of its shard. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
     return a->vocab.end - a->vocab.begin;
 }
@@ -8704,37 +8720,37 @@ static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels.data && a->hard_weight != 0.0;
 }
 
-/* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
- * the rows a piece depend on how long they are, or are `grain`. What xdi_parallel asks of a body holds; slot too. */
+/* spread.c: calls the body for ranges [begin, end) of rows, or items, that together are all of them, on the threads of the
+ * launch's context. The number of rows in a piece depends on their length, or is `grain`. Body and slot are as for
+ * xdi_parallel. */
 typedef void (*xdi_spread_body)(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                 int slot);
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
-/* The same for elements, of so many arrays of that length. */
+/* The same for elements, of `arrays` arrays of `count` elements. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args);
 
-/* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
- * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
+/* spread.c: the same for rows or items whose body needs `bytes` bytes of memory; where the threads do not have them, all
+ * rows are one piece. In the body: the memory of its slot; slot 0 has that of the call. */
 XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
-/* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
+/* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* >>kernel/span */
 
-/* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
- * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
- * to a span. The walk over arrays, spans and dtypes is written once, in cpu/optimizer.c. */
+/* Arrays are processed in spans that fit in the L1 cache: narrow ones are widened into a buffer and
+ * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of functions
+ * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
-/* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
- * below 2^-140. */
+/* A span's sum of squares in f32 is accurate above 2^-60: the error of subnormal terms is below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
 /* How far an average moves; see xd_lerp_f32. */
@@ -8748,8 +8764,8 @@ typedef struct xdi_span_average {
 typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                                 int64_t at, int64_t n);
 
-/* What a level does to at most XDI_SPAN elements. All but power_sum give the same bits on every level; of
- * several NaNs that meet in one operation any may survive. */
+/* The functions of a level on at most XDI_SPAN elements. All but power_sum give the same bits on every level; when an
+ * operation has several NaNs as operands, the result may be any of them. */
 typedef struct xdi_span_kernels {
     void (*widen)(const uint16_t *from, xd_dtype dtype, float *to, int64_t n); /* dtype: BF16 or F16 */
     void (*narrow)(const float *from, uint16_t *to, xd_dtype dtype, int64_t n);
@@ -8760,21 +8776,21 @@ typedef struct xdi_span_kernels {
     void (*scale)(float *x, float factor, int64_t n);
     void (*add)(float *sum, const float *x, int64_t n); /* sum += x */
 
-    /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
-     * finite when an element is not; then the value says no more than that. */
+    /* Sum of |x|, sum of squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
+     * finite when an element is not; the value has no other meaning then. */
     double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
 
-    /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
+    /* lerp whose source is BF16, for a level where that is faster; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool binned; /* gathers exact norms by exponent; for speed only */
+    bool binned; /* collects the terms of exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
 XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
 
 /* cpu/optimizer.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
- * widened copies; and the way back, which copies f32. */
+ * widened copies; and the reverse, which copies f32. */
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer);
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
@@ -8841,15 +8857,15 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
 /* >>kernel/cells */
 
-/* cells.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
- * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. The value of a
- * fixed one is NaN or -infinity again. */
+/* cells.c: cells are doubles or, when fixed, xd_fixed in the same memory, which is large enough for either.
+ * -infinity is a legal term; NaN, and in fixed point a term that is too large, makes the cell NaN. The value of a
+ * fixed cell may be NaN or -infinity too. */
 XD_PRIVATE double xdi_cells_value(bool fixed, const double *cells, int64_t i);
 XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term);
 
 /* >>kernel/fixed.c */
 
-/* Sums of integers in place of floating point: the same whatever their order. */
+/* Sums as integers instead of floating point: independent of the order of the terms. */
 
 XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
     return xd_fixed_put(sum, term);
@@ -8861,9 +8877,9 @@ XD_API double xd_fixed_value(xd_fixed sum) {
 
 /* >>kernel/spread.c */
 
-/* Rows and arrays of an entry, spread over the threads of the launch's context. */
+/* Distributes the rows and arrays of an entry over the threads of the launch's context. */
 
-/* Elements that are worth a thread's waking up. */
+/* Elements for which waking a thread pays. */
 enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
@@ -8886,7 +8902,7 @@ XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, in
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args) {
     int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
-    if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
+    if (grain < 4) grain = rows < 32 ? 1 : 4; /* consecutive rows prefetch for each other */
     return xdi_spread_items(launch, rows, grain, body, args);
 }
 
@@ -8900,7 +8916,7 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
     return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
 }
 
-/* Pieces of whole tiles, however many arrays of that length are read. */
+/* Pieces consist of whole tiles, for any number of arrays. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args) {
     const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;
@@ -8931,7 +8947,7 @@ typedef struct xdi_loss_sums {
     xd_fixed exact[XD_LOSS_SUMS];
 } xdi_loss_sums;
 
-/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+/* Adds all columns of row r to its sums; `state` is private to the sweep, `ref` is NULL for mixtures. */
 typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
                                xdi_loss_sums *sums);
 
@@ -8967,7 +8983,7 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
-/* mft.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+/* mft.c: the number of columns of a row that have a gradient; the others, and their terms, are set to zero. */
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
 /* mft.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
  * a row's first `columns`. */
@@ -8979,35 +8995,36 @@ typedef struct xdi_cosine_sums {
     double plain[XD_COSINE_SUMS];
     xd_fixed exact[XD_COSINE_SUMS];
 } xdi_cosine_sums;
-/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+/* Adds the products of all columns of row r, its logits times the scales; `state` is private to the sweep. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
 /* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
 
-/* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
- * k, the last one falls out. Returns the new length. */
+/* topk.c: inserts a value into a descending list of n entries, after equal ones; when the list has k entries
+ * already, the last one is removed. Returns the new length. */
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
-/* topk.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+/* topk.c: writes the slots whose id is in [begin, end) to order[], by ascending id; returns their number. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
 
 /* topk.c: the entry select. */
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: what `prepare` leaves of a matrix: the entries in J of this shard's rows, ascending by column, then slot. */
+/* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
+ * slot. */
 typedef struct xdi_xtoken_entries {
     int64_t *begin;          /* [columns + 1] */
-    int32_t *student, *slot; /* [begin[columns]] column of the shard, and place in J */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and index in J */
     float *weight;
-    int32_t *places; /* [teacher_size] of ids in J; -1: none */
+    int32_t *places; /* [teacher_size] index of each id in J; -1: not in J */
 } xdi_xtoken_entries;
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
 
-/* xtoken.c: which gradient it is: p (M dy - delta) / temperature with dy, or scale u - p delta with u, less
+/* xtoken.c: the form of a gradient: p (M dy - delta) / temperature with dy, or scale u - p delta with u, minus
  * slopes (softmax(z) - one at the label). */
 typedef struct xdi_xtoken_form {
     const xd_xtoken_gradient *to;
@@ -9020,8 +9037,8 @@ typedef struct xdi_xtoken_form {
 } xdi_xtoken_form;
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; columns [begin, end) of that row; all of it; and its padding, with
- * which it is written. */
+/* The gradient at column v of rows[i], where h = M dy; of columns [begin, end) of that row; of the whole row; and the row's
+ * padding, which also marks it as written. */
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
 XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
@@ -9039,17 +9056,17 @@ XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_
 XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
                                               xdi_xtoken_row_writer write);
 
-/* xtoken.c: the first of the rows at work whose place is not less. */
+/* xtoken.c: the first of the rows of the call whose chunk index is at least `place`. */
 XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
 
-/* Columns [begin, end); there are sums of other rows already. */
+/* Columns [begin, end), and whether the cells have sums of other rows already. */
 typedef struct xdi_log_probs_cut {
     int64_t begin, end;
     bool more;
 } xdi_log_probs_cut;
 
-/* xtoken.c: the entry log_probs by two steps, called on any thread: a row's log-sum-exp; and rows[i] added to the cells of
- * columns [begin, end), or written there where nothing was before. Then the plain ones. */
+/* xtoken.c: the two steps of the entry log_probs, called on any thread: a row's log-sum-exp; and rows[i] added to the cells
+ * of columns [begin, end), or written there when they are the first. Then the plain steps. */
 typedef struct xdi_log_probs_steps {
     double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
     void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
@@ -9061,15 +9078,15 @@ XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
 XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
                                            const xdi_log_probs_cut *cut);
 
-/* xtoken.c: the numbers of the likeliest pairs; a tail's places in its list, from `first` on, chosen by `select`, and
- * their logarithms, which become ids and probabilities. */
+/* xtoken.c: writes the indices of the most likely pairs; selects the entries of a tail by `select`: indices in the list,
+ * from `first` on, and logarithms, which become ids and probabilities. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
-/* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
- * not negative, 1 there and 0 elsewhere. */
+/* uld.c: the gradient of a row of a chunk: scale p (d - mean), where d is the slope or, when `only` is not negative,
+ * 1 at that column and 0 elsewhere. */
 typedef struct xdi_uld_scale {
     double scale, mean;
     int64_t only;
@@ -9087,9 +9104,9 @@ XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld
 /* >>kernel/cpu/exact */
 
 /* The terms of INVARIANT mode's sums, and the sums, on vectors of double: xdi_w1 for the plain level, xdi_w2,
- * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16 . A term has the same bits in every width and
- * with every math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
- * exact, by a power of two. */
+ * xdi_w4 and xdi_w8 with xdi_v4, xdi_v8 and xdi_v16. A term has the same bits in every width and
+ * with every math library: single operations of IEEE 754 in a fixed order. A product is fused with a sum only where
+ * the product is exact, by a power of two. */
 
 /* 1.5 2^52: a sum of it and something below 2^51 holds that, rounded to an integer, in its low bits. */
 #define XDI_EXACT_MAGIC 6755399441055744.0
@@ -9119,7 +9136,7 @@ XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld
         const d zero = { 0.0 };                                     \
         return zero + x;                                            \
     }                                                               \
-    /* What is to be rounded before it is added to something. */    \
+    /* A product that is rounded before it is added to anything. */ \
     INLINE d d##_mul(d a, d b) {                                    \
         return a * b;                                               \
     }                                                               \
@@ -9221,9 +9238,9 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/cpu/reduce.c */
 
-/* Sums over ranks, and the tree over leaves. Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is
- * written, so out may be one of them, and the loops over a tile are plain enough to become vector
- * instructions. */
+/* Sums over ranks, and the tree over leaves. Elements are processed in tiles that stay in the L1 cache: the tile of every
+ * array is read before the result is written, so out may be one of the arrays, and the loops over a tile are simple enough
+ * to be vectorised. */
 
 #include <string.h>
 
@@ -9245,7 +9262,7 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_SCALE(type, x, n) ((type)((x) * ((type)1 / (type)(n))))
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
-/* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
+/* One function per dtype. `type`: of stored elements; `sum`: of the additions. */
 #define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                      \
     static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {        \
         if (op == XD_MAX) {                                                                      \
@@ -9306,7 +9323,7 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
-/* The arguments of an entry. Elements are independent, so threads take pieces of them. */
+/* The arguments of an entry. Elements are independent, so threads take ranges of them. */
 typedef struct xdi_reduce_job {
     void *out;
     const void *const *pieces;
@@ -9351,8 +9368,8 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
     return nodes;
 }
 
-/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
- * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
+/* A binary counter: nodes arrive from the left, neighbours of equal size are merged, so sizes on the stack are strictly
+ * decreasing and 64 levels suffice. The remaining nodes are the right edge of the tree, added from the right. */
 #define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
     static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
         for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \
@@ -9480,7 +9497,7 @@ static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd
     return XD_OK;
 }
 
-/* What is summed in fixed point has the same bits with every math library. */
+/* Terms of sums in fixed point have the same bits with every math library. */
 static inline double xdi_loss_exp(bool fixed, double x) {
     return fixed ? xdi_exact_exp(x) : exp(x);
 }
@@ -9496,19 +9513,19 @@ static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     }
 }
 
-/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
- * forms. */
+/* The term of CROSS at one column; 0 where the probability that weights it is 0, which avoids 0 * infinity. */
 static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
                                     double at_arg) {
     switch (a->divergence) {
     case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
     case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
     case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
-    default: return 0.0; /* JSD needs the normalisers first */
+    default: return 0.0; /* JSD: needs the normalisers, see mixture */
     }
 }
 
-/* As written: the vectors of simd/exact.c leave columns to this and the next one, and their terms are its. */
+/* Without fusing: the vectors of simd/exact.c leave columns to this function and the next one, and the terms must have the
+ * same bits. */
 XDI_SIMD_AS_WRITTEN
 XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
                                        const double *ref, xdi_loss_sums *sums) {
@@ -9773,7 +9790,7 @@ XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
 
 /* >>kernel/cpu/topk.c */
 
-/* Top-k losses and selection. A row is seen as k + 1 entries: its ids, and everything outside as one. */
+/* Top-k losses and selection. A row is treated as k + 1 entries: its ids, and all other columns as one. */
 
 #include <math.h>
 #include <string.h>
@@ -9794,7 +9811,7 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
                            a);
 }
 
-/* Shell sort: k is small and the ids mostly are no worse than random. */
+/* Shell sort: k is small and the ids are mostly in random order. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
@@ -9809,8 +9826,8 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
     return n;
 }
 
-/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
- * ones. */
+/* Adds to a double or to a fixed sum. BAD counts terms that a fixed sum cannot take: high the non-finite ones, low the
+ * large ones. */
 static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
         sums->plain[which] += term;
@@ -9836,7 +9853,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
     }
 }
 
-/* The columns between the row's ids go to the sweep. */
+/* Calls the sweep for the columns between the row's ids. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
     const int64_t begin = a->vocab.begin, end = a->vocab.end;
@@ -9850,7 +9867,7 @@ static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep 
     for (int64_t j = 0; j < inside; j++) {
         const int64_t column = ids[order[j]] - begin;
         if (next < column) sweep(state, a, r, next, column, sums);
-        next = column + 1; /* an id that is there twice is left out once */
+        next = column + 1; /* an id that occurs twice is left out once */
     }
     if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
 }
@@ -9925,7 +9942,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
 }
 
-/* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
+/* Collects the logits at all ids, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
     const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
@@ -9959,7 +9976,7 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
     return XD_OK;
 }
 
-/* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
+/* One row in the form of the divergence: entries j < k are the ids, entry k is the outside. */
 typedef struct xdi_topk_entries {
     double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
@@ -10032,8 +10049,8 @@ static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *ro
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
- * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
- * the entries. */
+ * mass, so that nothing cancels on nearly one-hot rows. Columns that are not an entry have A = 0: their r is 0, that of
+ * the entries r + 1. */
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
@@ -10189,8 +10206,8 @@ XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_arg
     return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_select_rows, a);
 }
 
-/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
- * id. */
+/* The k largest of all shards' candidates. Shards are in the order of their columns, so among equals the lowest id is
+ * first. */
 static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
     const int64_t candidates = a->logits.rows * a->k;
     (void)launch;
@@ -10209,7 +10226,7 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
     return XD_OK;
 }
 
-/* The ids as the other entries want them, and the teacher's values widened. */
+/* The ids in the form that the other entries of the table read, and the teacher's values widened. */
 static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {
@@ -10299,11 +10316,11 @@ static xd_result xdi_cpu_rows_scales(const xd_launch *launch, const xd_row_args 
     return XD_OK;
 }
 
-/* What the reduction sees of a row. */
+/* The values of a row that the reduction uses. */
 typedef struct xdi_rows_value {
     double hard, soft;
     int finding;  /* xd_row_finding */
-    double value; /* what the status shows of it */
+    double value; /* for the status */
 } xdi_rows_value;
 
 static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
@@ -10334,7 +10351,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
     record[which]++;
 }
 
-/* What the caller wants to see of each row. */
+/* Writes the values of a row that the caller requested. */
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
@@ -10344,7 +10361,7 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
 }
 
-/* Weighted sums over this rank's rows, findings, how many count. */
+/* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
     xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
@@ -10461,7 +10478,7 @@ XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
 
 /* >>kernel/cpu/softmax.c */
 
-/* Statistics of softmax, and what is read off with them. */
+/* Statistics of softmax, and the values computed from them. */
 
 #include <math.h>
 
@@ -10487,7 +10504,7 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
                            a);
 }
 
-/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
+/* Merges a row's partials in rank order. The result's sum is relative to its max; NaN propagates. */
 static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;
@@ -10652,7 +10669,7 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
 
 /* ---- the matrix in J ---- */
 
-/* Entries that this shard's rows have at most. */
+/* Upper bound on the entries of this shard's rows. */
 static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
     const int64_t *begin = m->projection.row_begin;
     return begin[m->first + m->columns] - begin[m->first];
@@ -10664,7 +10681,7 @@ static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
            (size_t)m->projection.teacher_size * sizeof(int32_t);
 }
 
-/* The entries in J, and behind them the place of every teacher id, which is needed to find them. */
+/* The entries in J, followed by the index in J of every teacher id, which is needed to find them. */
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
     const int64_t entries = xdi_cpu_xtoken_entries(m);
     xdi_xtoken_entries e;
@@ -10745,7 +10762,7 @@ static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken
     return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
 }
 
-/* ln sum e^x; a NaN stays. */
+/* ln sum e^x; NaN propagates. */
 static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++)
@@ -10754,7 +10771,7 @@ static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     return max + log(sum);
 }
 
-/* The same of a row at the columns `ids`, or at all when there are none. */
+/* The same of a row at the columns `ids`, or at all columns when ids is NULL. */
 static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -10792,7 +10809,7 @@ static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
     return best;
 }
 
-/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
  *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
  * delta is sum q dq. */
 static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
@@ -10958,7 +10975,7 @@ static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
     return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
 }
 
-/* Columns of a row that are a piece: rows of a chunk are few, and long. */
+/* Columns of a row in one piece: rows of a chunk are few, and long. */
 enum { XDI_CPU_COLUMNS = 16384 };
 
 static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
@@ -11101,10 +11118,10 @@ XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, in
                       (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
 }
 
-/* First the rows' log-sum-exps, then the columns, of as many rows as the scratch holds. */
+/* First the rows' log-sum-exps, then the columns, for as many rows at a time as fit in the scratch. */
 typedef struct xdi_log_probs {
     xd_xtoken_log_probs_args a; /* of these rows */
-    bool more;                  /* there were others before */
+    bool more;                  /* other rows came before */
     double *lse;
     const xdi_log_probs_steps *steps;
 } xdi_log_probs;
@@ -11159,7 +11176,7 @@ static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtok
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
-/* The likeliest pairs, by number. */
+/* The most likely pairs, by index. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other) {
     a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
     a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
@@ -11245,7 +11262,7 @@ static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
     for (int64_t j = 0; j < k; j++) x[j] -= lse;
 }
 
-/* KL of log-probabilities, and in s its derivative by the logits. */
+/* KL of log-probabilities, and in s its derivative with respect to the logits. */
 static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
     double value = 0.0;
     for (int64_t j = 0; j < k; j++) {
@@ -11326,15 +11343,15 @@ static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_x
     return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
-/* One term of d, and its derivative by q; the logarithms have a floor. */
+/* One term of d, and its derivative with respect to q; the logarithms have a floor. */
 static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
     const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
     *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
     return reverse ? q * difference : -a * difference;
 }
 
-/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
- * there, but for sums above 1, which rows of M above 1 can make. */
+/* d(c), and in q its derivative. The mass outside the list is 1 minus the sum, so each q also has the slope of that mass
+ * with a minus sign, unless the sum is above 1, as rows of M with a sum above 1 can make it. */
 static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
     double inside = 0.0, target = 0.0, value = 0.0, slope;
     for (int64_t i = 0; i < n; i++) {
@@ -11389,7 +11406,7 @@ static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xto
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
-/* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
+/* [columns] of a row: sums of doubles, which are zero between uses, followed by slopes. */
 static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
     (void)lists;
     return (size_t)columns * (sizeof(double) + sizeof(float));
@@ -11502,7 +11519,7 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     return xdi_xtoken_tail_finish(t, first);
 }
 
-/* Is the likeliest pair of all shards the teacher's? */
+/* Whether the most likely pair of all shards is the teacher's. */
 static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
     double best = -INFINITY, pair = -1.0;
     for (int r = 0; r < m->shards; r++) {
@@ -11640,7 +11657,7 @@ static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_c
 
 /* ---- products with a projection ---- */
 
-/* Cells are independent of each other, also those of one row. */
+/* Cells are independent of each other, even within a row. */
 static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
     const xd_xtoken_projection *m = &a->projection;
     const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
@@ -11659,7 +11676,7 @@ static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *ar
         xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
 }
 
-/* Entries that a cell or a column may have are so many arrays. */
+/* Assumed entries of a cell or a column, as a number of arrays for xdi_spread_elements. */
 enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
 
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
@@ -11667,7 +11684,7 @@ static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken
                                xdi_cpu_xtoken_product_cells, a);
 }
 
-/* The place of a teacher id among the columns; -1 when it is not there. */
+/* The index of a teacher id among the columns; -1 when it is not one of them. */
 static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
     int64_t low = 0, high = k;
     if (!columns) return id;
@@ -11777,7 +11794,7 @@ static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a
 
 /* ---- sort ---- */
 
-/* Digits of the keys, in as many passes of a radix sort. */
+/* Digits of the keys: the passes of a radix sort. */
 enum { XDI_ULD_DIGITS = 3, XDI_ULD_WIDTH = 11, XDI_ULD_BINS = 1 << XDI_ULD_WIDTH };
 
 static uint64_t xdi_uld_digit(uint64_t record, int digit) {
@@ -11804,8 +11821,8 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     }
 }
 
-/* Records that have the same digit keep their order, so that equals stay ranked by id. An odd number of
- * passes: from `spare` to `sorted`. */
+/* The sort is stable, so that equal keys stay ordered by id. The number of passes is odd: from `spare` to
+ * `sorted`. */
 static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *sorted, uint64_t *spare) {
     uint32_t bins[XDI_ULD_DIGITS][XDI_ULD_BINS];
     uint64_t *from = spare, *to = sorted;
@@ -11848,7 +11865,7 @@ static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_ch
            part[XD_SOFTMAX_SUM];
 }
 
-/* Sums of the sorted rests; mean is that of the signs, over the student's merged values. */
+/* Sums over the sorted ids that are not matched; mean is that of the signs, weighted by the student's merged values. */
 static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope, double *mean) {
     const xd_uld_rows *student = &a->side[XD_ULD_STUDENT], *teacher = &a->side[XD_ULD_TEACHER];
     const uint64_t *x = student->sorted + i * student->count, *y = teacher->sorted + i * teacher->count;
@@ -11906,8 +11923,8 @@ static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args 
 
 /* ---- gradient ---- */
 
-/* What a row of a chunk is multiplied by: share p (d - mean) / temperature, where d is the slope in the base
- * row, and elsewhere 1 at the row's token and 0 at the others. */
+/* The factors of a row of a chunk: the gradient is share p (d - mean) / temperature, where d is the slope in the base
+ * row; in the other rows it is 1 at the row's token and 0 elsewhere. */
 XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row) {
     const double factor = chunk->factor[XD_ULD_STUDENT],
                  share = a->share / a->side[XD_ULD_STUDENT].temperature;
@@ -12250,7 +12267,7 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
 
 /* >>kernel/cpu/optimizer.c */
 
-/* Optimizers, averages, casts and norms: the walk over arrays and spans, and the plain spans. */
+/* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
 
 #include <float.h>
 #include <math.h>
@@ -12326,7 +12343,7 @@ static void xdi_plain_add(float *sum, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+/* The square of an f32 is exact in double and can neither overflow nor underflow there, so the sum needs no
  * scaling, and it is finite when the elements are. */
 static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
     double sum = 0.0;
@@ -12334,7 +12351,7 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
         const double magnitude = fabs(xd_load_f64(data, dtype, i));
         if (type != XD_NORM_MAX)
             sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
-        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+        else if (!(magnitude <= sum)) /* NaN too: the sum then stays NaN */
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
@@ -12345,10 +12362,10 @@ static const xdi_span_kernels xdi_plain_spans = {
     xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
 };
 
-/* ---- walks over arrays ---- */
+/* ---- loops over arrays ---- */
 
-/* Arrays are spread over threads in blocks, whole ones from an array's beginning on: how they are cut depends on their
- * sizes alone. */
+/* Arrays are distributed over threads in blocks, counted from the beginning of each array: the split depends on the
+ * sizes of the arrays alone. */
 enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
 
 /* What is done to arrays, one after the other: elements [begin, end) of array k. */
@@ -12379,7 +12396,7 @@ static void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t be
     }
 }
 
-/* Blocks a piece; *blocks receives all. Few elements are one piece. */
+/* Blocks per piece; *blocks receives the number of all blocks. Few elements are one piece. */
 static int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks) {
     int64_t elements = 0;
     *blocks = 0;
@@ -12515,7 +12532,7 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* The array with the scalars of its next step, t, formed in double and rounded once. */
+/* The array with the scalars of its next step, t, computed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
@@ -12684,9 +12701,9 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
- * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
- * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+/* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
+ * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
+ * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
 enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
 typedef struct xdi_norm_bins {
@@ -12756,7 +12773,7 @@ static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *span
     }
 }
 
-/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+/* Adds elements [begin, end), at most a block, to the limbs, through bins. */
 static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
                            int64_t begin, int64_t end, xd_norm_sum *sum) {
     const bool square = args->type == XD_NORM_L2;
@@ -12780,7 +12797,7 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
         }
 }
 
-/* What a piece of the arrays adds, and where to. */
+/* The arrays of a norm, and the sum of each piece. */
 typedef struct xdi_norm_job {
     const xd_norm_args *args;
     const xdi_span_kernels *spans;
@@ -12829,8 +12846,8 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     xd_norm_carry(sum->limbs);
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
- * arrays, piece by piece, which depends on how arrays are cut, or an exact one, which does not. */
+/* norm: the part of these arrays in (sum |x|^p)^(1/p), p = 1 or 2, or in max |x|. Either a double sum in the order of
+ * arrays, piece by piece, which depends on how arrays are split, or an exact one, which does not. */
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
     xdi_norm_pieces p = { { args, spans, sum }, 0, 0, { { 0.0, 0.0, 0, 0, { 0 } } } };
@@ -12879,7 +12896,7 @@ XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) 
 
 #include <string.h>
 
-/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
+/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is split
  * into tiles of `rows` x `cols` sums that stay in registers while k runs; what a tile reads is first copied
  * ("packed") into the order in which it is read:
  *
@@ -12890,25 +12907,26 @@ XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) 
  *             for each panel of a:                              (it stays in the L1 cache)
  *                 for each panel of b:                          one tile = one call of the kernel
  *
- * Packing pads with zeros, so a kernel never sees an odd size, and widens or narrows on the way. Kernels
+ * Packing pads with zeros, so a kernel never sees an odd size, and converts to the kernel's dtype. Kernels
  * differ in the tile's size and in the instructions; everything else is shared.
  *
- * A fast kernel is done with a block soon, and packing must keep up: memory is read in its own order, and is
- * asked ahead for what comes next. A block of a has many rows because a transposed matrix is read across:
- * cache lines a multiple of a page apart drive each other out before another panel would read their rest. */
+ * With a fast kernel packing must be fast too: memory is read in order and prefetched. A block of a has many rows
+ * because of transposed matrices, whose terms are far apart: cache lines at multiples of a page evict each other before
+ * another panel would read their other elements. */
 
 enum {
     XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
-    XDI_MATMUL_BLOCK_M = 96,  /* rows, of two bytes a term twice as many; a multiple of 16 and of any rows */
-    XDI_MATMUL_BLOCK_N = 512, /* columns, of two bytes a term twice as many; a multiple of any cols */
+    XDI_MATMUL_BLOCK_M =
+        96, /* rows, twice as many for bf16 terms; a multiple of 16 and of every kernel's rows */
+    XDI_MATMUL_BLOCK_N = 512, /* columns, twice as many for bf16 terms; a multiple of every kernel's cols */
     XDI_MATMUL_MOST_ROWS = 8,
     XDI_MATMUL_MOST_COLS = 32,
     XDI_MATMUL_LINE = 64, /* bytes of a cache line */
-    XDI_MATMUL_AHEAD = 8  /* terms or lines from what is packed to what memory is asked for */
+    XDI_MATMUL_AHEAD = 8  /* prefetch distance in terms or lines */
 };
 
-/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
- * itself, gcc must be asked. */
+/* The sums of a tile stay in registers only if the short loops over them are unrolled. clang does that by
+ * itself, gcc needs a pragma. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #    define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
@@ -12916,11 +12934,11 @@ enum {
 #endif
 
 /* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
- * lie side by side as bf16. */
+ * are adjacent, as bf16. */
 typedef void (*xdi_matmul_tile)(int64_t k, const void *a, const void *b, float *tile, int64_t stride,
                                 bool accumulate);
 
-/* `lines` lines of `terms` numbers each: a line is a row of a or a column of b. */
+/* `lines` lines of `terms` elements each: a line is a row of a or a column of b. */
 typedef struct xdi_matmul_lines {
     const void *data;
     xd_dtype dtype;
@@ -12928,13 +12946,13 @@ typedef struct xdi_matmul_lines {
     int64_t line_stride, term_stride;
 } xdi_matmul_lines;
 
-/* Where they are packed: `width` lines a panel, `bytes` from one panel to the next. */
+/* The panels they are packed into: `width` lines per panel, `bytes` from one panel to the next. */
 typedef struct xdi_matmul_panels {
     char *data;
     int64_t width, bytes;
 } xdi_matmul_panels;
 
-/* What a CPU level does in its own way. */
+/* The functions and sizes of a CPU level. */
 typedef struct xdi_matmul_kernel {
     xdi_matmul_tile run;
     void (*pack)(const xdi_matmul_lines *x,
@@ -12947,7 +12965,7 @@ static inline int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
+/* Prefetches the cache line of an element, which may be past the end of `data`. */
 static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
 #if defined(__GNUC__)
     __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(at * size)));
@@ -12975,7 +12993,7 @@ XD_PRIVATE void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_
 
 /* >>kernel/cpu/matmul.c */
 
-/* The blocked matrix product in plain C: its walk over blocks and tiles, which every CPU level shares. */
+/* The blocked matrix product in plain C, with the loops over blocks and tiles that every CPU level shares. */
 
 static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
                                      int64_t stride, bool accumulate) {
@@ -12994,8 +13012,8 @@ static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void
 
 /* ---- packing ---- */
 
-/* packed[p * width + line] of one panel. Lines that lie side by side are copied eight at a time, all others
- * one after the other, so that memory is read in its own order. */
+/* packed[p * width + line] of one panel. Lines that are adjacent in memory are copied eight at a time, others one by
+ * one, so that memory is read in order. */
 static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
     const float *data = (const float *)x->data;
     int64_t line = 0;
@@ -13019,7 +13037,7 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
             packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
-/* Panel by panel: what every machine can do. */
+/* Panel by panel, for any machine. */
 XD_PRIVATE void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
     char *packed = to->data;
     for (int64_t line = 0; line < x->lines; line += to->width, packed += to->bytes) {
@@ -13062,7 +13080,7 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16) {
 
 /* ---- the product ---- */
 
-/* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
+/* One tile at the edge of the result: the full tile is computed in a buffer, of which the existing part is copied. */
 static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
                             float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
     float tile[XDI_MATMUL_MOST_ROWS * XDI_MATMUL_MOST_COLS];
@@ -13115,7 +13133,7 @@ static void xdi_matmul_clear(const xd_matmul_args *args) {
         memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
 }
 
-/* Panels of `width` lines of k terms from `data` on; each begins a line and has room for k + 1 terms. */
+/* Panels of `width` lines of k terms from `data` on; each begins at a cache line and has room for k + 1 terms. */
 static xdi_matmul_panels xdi_matmul_panels_at(const xdi_matmul_kernel *kernel, char *data, int64_t width,
                                               int64_t k) {
     const int64_t bytes = (k + 1) * width * (kernel->pairs ? 2 : 4) + XDI_MATMUL_LINE - 1;
@@ -13158,7 +13176,7 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
 
 /* >>kernel/simd/internal */
 
-/* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
+/* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
@@ -13322,7 +13340,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
-    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -13366,7 +13384,7 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
-/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+/* The gradient p_scale p - q_scale q from the powers that a pair has stored, in bf16. */
 typedef struct xdi_tile_kept {
     float *p, *q;
     float p_scale, q_scale;
@@ -13545,14 +13563,14 @@ XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude
 
 /* ---- exact sums ---- */
 
-/* The logits of a tile and what their terms are relative to. */
+/* The logits of a tile and the references of their terms. */
 typedef struct xdi_exact_tile {
     xdi_simd_array x, y; /* student and teacher */
     double max, teacher_max, teacher_at_arg, scale;
 } xdi_exact_tile;
 
-/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
- * then not to be used.
+/* The functions of a level on n columns, a multiple of `lanes`. False when the plain kernels must compute the tile; the
+ * sums must not be used then.
  *   powers    sum e^((x - max) scale)
  *   moments   the same, and of those powers times their exponents
  *   linear    sum x - max
@@ -13571,7 +13589,7 @@ typedef struct xdi_exact_level {
 /* ---- minimal fine-tuning and the cosine ---- */
 
 /* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
- * shift), whose differences lose nothing where q is large. */
+ * shift), whose differences lose no accuracy where q is large. */
 typedef struct xdi_mft_tile {
     xdi_simd_array x, y, out;
     xdi_tile_power power;
@@ -13595,8 +13613,8 @@ typedef struct xdi_mft_level {
 
 /* ---- maxima of columns ---- */
 
-/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
- * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+/* Number of rows whose columns are compared together, of bf16 and of f32: memory is read in long runs, and each maximum
+ * is loaded and stored once for all of them. With three rows of f32 or more, some processors' prefetchers fail. */
 enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
@@ -13640,7 +13658,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
 #if defined(XDI_X86)
 XD_PRIVATE const xdi_loops *xdi_loops_avx2(void);
 XD_PRIVATE const xdi_loops *xdi_loops_avx512(void);
-/* avx2.c: entries of losses across tokenizers that AVX-512 has no better form of. */
+/* avx2.c: entries of losses across tokenizers that AVX-512 uses unchanged. */
 XD_PRIVATE void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables);
 XD_PRIVATE void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes);
 #endif
@@ -13943,7 +13961,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void) {
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14116,7 +14134,7 @@ XDI_SIMD_INLINE_256 __m256i xdi_v8_key(__m256i bits) {
     return _mm256_xor_si256(bits, _mm256_andnot_si256(below, _mm256_set1_epi32(0x7fffffff)));
 }
 
-/* What counts of each half moves to its front; the halves are written one after the other. */
+/* Moves the selected lanes of each half to its front; the halves are written one after the other. */
 XDI_SIMD_INLINE_256 void xdi_v8_collect_halves(__m256i x, __m256i order, int64_t low, uint32_t *to) {
     const __m256i moved = _mm256_castps_si256(_mm256_permutevar_ps(_mm256_castsi256_ps(x), order));
     _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(moved));
@@ -14244,7 +14262,7 @@ XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, f
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
-/* The second operand of a maximum stays where the first is NaN. */
+/* A maximum returns the second operand where the first is NaN. */
 XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
     const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
     __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
@@ -14302,7 +14320,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_avx2(void) {
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14480,7 +14498,7 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
     return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Rows of 16: the indices and keys that count move to the front of the vector, which is written whole. */
+/* Vectors of 16: the selected indices and keys move to the front of the vector, which is written whole. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                           uint32_t *keys, int64_t room) {
     const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
@@ -15295,7 +15313,7 @@ __attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k,
     xdi_matmul_store_avx512(sum, tile, stride, accumulate);
 }
 
-/* The same tile in pairs of bf16: twice the terms an instruction. */
+/* The same tile in pairs of bf16: twice the terms per instruction. */
 __attribute__((target("avx512f,avx512bf16"))) static void
 xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
                      bool accumulate) {
@@ -15318,7 +15336,7 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 
 /* ---- packing ---- */
 
-/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
+/* Lines whose terms are adjacent in memory are transposed in registers, eight lines by eight terms. */
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
 #    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 
@@ -15626,7 +15644,8 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512_bf16(bool bf16) {
 
 /* >>kernel/simd/levels.c */
 
-/* The CPU levels: what each brings. Another instruction set is a file like avx2.c, a line here, and one in base/cpu.c. */
+/* The CPU levels and the functions of each. Another instruction set takes a file like avx2.c, a line here, and one in
+ * base/cpu.c. */
 
 typedef struct xdi_level {
     xd_cpu_level level;
@@ -15653,7 +15672,7 @@ static const xdi_level xdi_levels[] = {
 #endif
 };
 
-/* Contexts and xd_kernels_cpu have seen to it that there is one. */
+/* Contexts and xd_kernels_cpu have checked that the level exists. */
 static const xdi_level *xdi_level_of(xd_cpu_level level) {
     const xdi_level *found = xdi_levels;
     for (size_t i = 0; i < sizeof xdi_levels / sizeof *xdi_levels; i++)
@@ -15683,7 +15702,7 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf
 
 /* >>kernel/simd/matmul.c */
 
-/* The matrix product of a CPU level, or the one that the program brings. */
+/* The matrix product of a CPU level, or XD_SGEMM of the program. */
 
 #if defined(XD_SGEMM)
 #    include <limits.h>
@@ -15725,7 +15744,8 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 typedef char xdi_matmul_fits[XD_MATMUL_WORKSPACE_BYTES <= XDI_POOL_SCRATCH ? 1 : -1];
 
-/* The result cut into parts of rows and columns, each a product of its own: an element has the same bits in any. */
+/* The result split into parts of rows and columns, each a separate product: the bits of an element do not depend on the
+ * split. */
 typedef struct xdi_matmul_cut {
     xdi_matmul_kernel kernel;
     const xd_matmul_args *args;
@@ -15737,14 +15757,14 @@ static int64_t xdi_matmul_parts(int64_t size, int64_t part) {
     return (size + part - 1) / part;
 }
 
-/* Whether a part of the columns is still larger than what the walk packs at a time, so that another cut is free; and of
- * the rows so large that packing the columns once more does not show. */
+/* Whether another split is free: a part of the columns is still larger than what is packed at a time; or a part of the rows
+ * is so large that packing the columns once more costs little. */
 static bool xdi_matmul_is_free(const xdi_matmul_cut *cut, int64_t rows, int64_t cols) {
     return cols >= 2 * (int64_t)XDI_MATMUL_BLOCK_N * (cut->kernel.pairs ? 2 : 1) || rows >= 4096;
 }
 
-/* Parts are halved, the longer side first, because each packs its rows and columns for itself. Free cuts go on until there
- * are a few parts a thread, so that one that is slowed down takes fewer; the others until there is work for all. */
+/* Parts are halved, the longer side first, because each packs its own rows and columns. Free splits continue until there
+ * are a few parts per thread, so that a slow thread takes fewer; the others until every thread has work. */
 static void xdi_matmul_plan(int64_t threads, xdi_matmul_cut *cut) {
     const xd_matmul_args *p = cut->args;
     const bool small = p->a.rows * p->b.cols / 64 * p->a.cols <= 1 << 15;
@@ -15845,8 +15865,8 @@ static bool xdi_exact_narrow(const xd_rows *x) {
     return !x->data || x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
-/* Joins the sums of a tile. False when one of them might run over on the way, which only the plain kernels
- * notice term by term; nothing is joined then. */
+/* Adds the sums of a tile. False when one of them might overflow in between, which only the plain kernels detect,
+ * term by term; nothing is added then. */
 static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
     const int64_t room = (int64_t)1 << 54;
     for (int i = 0; i < count; i++)
@@ -15860,7 +15880,7 @@ static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
 
 /* ---- sums of a loss ---- */
 
-/* The sums of n columns; a hard loss of temperature 1 beside a soft one has the same terms. */
+/* The sums of n columns; a hard loss together with a soft one of temperature 1 has the same terms. */
 static bool xdi_exact_tile_stats(const xdi_exact_level *level, const xd_loss_args *a,
                                  const xdi_exact_tile *tile, int64_t n, xd_fixed *part) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
@@ -15955,15 +15975,15 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
 
 /* >>kernel/simd/loss.c */
 
-/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
- * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
- * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
- * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+/* Losses on vectors of f32. Powers have base 2 and are relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that exceeds the range of the current integer is repeated
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are accumulated in
+ * double. Rows that f32 cannot represent, and all rows with a finding, are left to the plain kernels. */
 
 #include <math.h>
 #include <string.h>
 
-/* How far a maximum may lie above the integer, in powers of two. */
+/* How far a maximum may be above the integer, in powers of two. */
 #define XDI_SIMD_ROOM 60.0
 
 static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {
@@ -15998,16 +16018,16 @@ static bool xdi_simd_dtypes(const xd_loss_args *a) {
 
 /* ---- references and sums ---- */
 
-/* One exponential's sum over a row, as far as it has come. */
+/* The running sum of one exponential over a row. */
 typedef struct xdi_simd_sum {
     double factor;
     xdi_tile_power power;
     double sum;
     float max;
-    int64_t tile; /* where max came first */
+    int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
-/* False when the row begins with what f32 does not fit. */
+/* False when the first logits of the row are outside the range of f32. */
 static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
                            xdi_simd_sum *sum) {
     float guess = tiles->max(x, columns < 256 ? columns : 256);
@@ -16021,7 +16041,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     return true;
 }
 
-/* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
+/* Whether a tile with this maximum must be repeated; the integer is then larger by *raise. */
 static bool xdi_simd_raise(xdi_simd_sum *sum, float max, double *raise) {
     const double exponent = (double)max * sum->factor;
     *raise = 0.0;
@@ -16058,15 +16078,15 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
-/* All that one row of one shard adds up to. */
+/* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
-    double cross;                        /* as xdi_tile_pair has it */
+    double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile; when an integer was too small, again. */
+/* The pair of a tile, computed again when an integer was too small. */
 static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
                               xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
     for (;;) {
@@ -16091,9 +16111,9 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
- * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
- * integers that held then. */
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again:
+ * as many as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers
+ * of that moment. */
 enum { XDI_SIMD_KEPT = 32 };
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
@@ -16103,12 +16123,12 @@ typedef struct xdi_simd_kept {
     float teacher_whole[XDI_SIMD_KEPT], student_whole[XDI_SIMD_KEPT];
 } xdi_simd_kept;
 
-/* Which of the kept tiles begins at column c. */
+/* The index of the stored tile that begins at column c. */
 static int64_t xdi_simd_kept_tile(const xdi_simd_kept *kept, int64_t c) {
     return (c - kept->begin) / XDI_TILE;
 }
 
-/* The teacher's powers of a kept tile, the student's behind them. */
+/* The teacher's powers of a stored tile, followed by the student's. */
 static float *xdi_simd_kept_powers(const xdi_simd_kept *kept, int64_t tile) {
     return kept->powers + tile * 2 * XDI_TILE;
 }
@@ -16219,7 +16239,7 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     return true;
 }
 
-/* Whether the powers were kept. */
+/* Returns whether the powers were stored. */
 static bool xdi_simd_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
                                        const xd_loss_kernels *plain, const xd_loss_args *one,
                                        xdi_simd_kept *kept) {
@@ -16278,7 +16298,7 @@ static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_references_rows, a);
 }
 
-/* The references are this shard's own: what the sweep finds by itself. */
+/* The references are those of this shard, which the sweep computes itself. */
 static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
@@ -16319,11 +16339,11 @@ static xdi_simd_power xdi_simd_teacher(const xd_loss_args *a, const xd_loss_row 
     return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
 }
 
-/* Is the row within what the vectors take? */
+/* Whether the row is in the range of the vector kernels. */
 static bool xdi_simd_accepts(const xd_loss_args *a, const xd_loss_row *row) {
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool mixed = a->teacher.data && a->divergence == XD_JSD;
-    if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
+    if (fabs(row->mean) > 1e5) return false; /* logits of very large magnitude contribute */
     if (!xdi_simd_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
     return xdi_simd_fits(row->max, factor) && xdi_simd_fits(row->max, XDI_TILE_LOG2E) &&
            xdi_simd_fits(row->teacher_max, factor);
@@ -16408,8 +16428,8 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
- * reading what it overwrites. In place, that was read already. */
+/* A gradient of more bytes is no longer in the caches when it is next read: it is written past them, which also avoids
+ * reading the lines that it overwrites. In place, they have been read already. */
 #define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
@@ -16421,11 +16441,11 @@ XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, c
 /* How a row's gradient goes through memory. */
 typedef struct xdi_simd_path {
     bool streamed; /* past the caches */
-    bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
+    bool followed; /* by the sums of the next row: memory would be idle while powers are computed */
 } xdi_simd_path;
 
-/* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
- * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
+/* The next row's first lines, which the gradient of the tile at column c prefetches. A fourth of the row, and for f32
+ * only: more of it would evict the current row, and rows of bf16 are limited by the powers, not by memory. */
 static void xdi_simd_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
     if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
     g->ahead[0] = (const char *)xdi_simd_array_of(&a->student, 1, c / 4).data;
@@ -16459,7 +16479,7 @@ static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
-/* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
+/* The gradient of the stored tiles, from their powers. A hard loss uses the same ones. */
 static void xdi_simd_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_simd_kept *kept, bool streamed) {
     const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
@@ -16535,8 +16555,8 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
-/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
- * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+/* Whether a row's gradient can use the powers of its sums, and storing them pays. Not for f32, where the row itself
+ * fills the caches. A hard loss together with the soft one must use the same powers. */
 static bool xdi_simd_keeps(const xd_loss_args *a) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
@@ -16546,7 +16566,7 @@ static bool xdi_simd_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
+/* Where to store a row's powers; NULL without memory: then they are computed twice. */
 static void xdi_simd_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
     const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
     const int64_t most = XDI_SIMD_KEPT, count = tiles < most ? tiles : most;
@@ -16570,7 +16590,7 @@ static void xdi_simd_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
     if (one->gradient.data) xdi_simd_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
 }
 
-/* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
+/* The entry's arguments, and where its first thread stores powers; NULL: they are not stored. */
 typedef struct xdi_simd_fused {
     const xd_loss_args *a;
     float *powers;
@@ -16604,7 +16624,7 @@ static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args
     return result;
 }
 
-/* The loss entries that vectors do better. */
+/* The loss entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels) {
     kernels->references = xdi_simd_loss_references;
     kernels->stats = xdi_simd_loss_stats;
@@ -18269,7 +18289,7 @@ XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
 
 /* >>kernel/kernels.c */
 
-/* The kernel table of a CPU level and of a context, which is made with it, and what is called through it. */
+/* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
 
 #include <string.h>
 
@@ -18337,7 +18357,7 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
     (void)ctx, (void)memory;
 }
 
-/* A level overrides what it does better and leaves the rest as the level below has it. */
+/* A level overrides some entries and has the others from the level below. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
@@ -18427,7 +18447,7 @@ XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
     return out;
 }
 
-/* Nothing is cut off: what a float would lose in an integer has no one meaning. */
+/* Whether a cast preserves values: floats to integers are refused, since there is no single right rounding. */
 static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
     return xd_dtype_is_floating(to) ||
            (!xd_dtype_is_floating(from) && xd_dtype_size(to) >= xd_dtype_size(from));
@@ -18519,58 +18539,58 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 /* collective.c: sum of n counts. */
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 
-/* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
+/* collective.c: offset of block `rank` in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece
- * [*begin, *end) of `size` nearly equal ones. */
+/* collective.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
+ * `size` nearly equal blocks. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
-/* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
+/* collective.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
-/* collective.c: what is below a handle. */
+/* collective.c: the transport of a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
-/* collective.c: can the group's transport move memory of the context's device? */
+/* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
-/* threads.c: is this a group of threads? The next two are for such groups alone. */
+/* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
-/* threads.c: zeroed memory that every rank of the group sees, once a group; freed with the group's last
+/* threads.c: zeroed memory that all ranks of the group share, created once per group; freed with the group's last
  * handle. Collective. Errors: MEMORY. */
 XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 
-/* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
+/* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
 
-/* collective.c: can all ranks do it? Collective. */
+/* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 
 /* node.c: memory of the host that the processes of a group on one node share. */
 typedef struct xdi_node xdi_node;
 
-/* node.c: zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, a thread of a process
- * that has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
+/* node.c: creates it, zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, its process
+ * has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out);
-/* node.c: local; before comm goes. From then on this rank counts as one that has died. NULL is fine. */
+/* node.c: local; call it before comm is destroyed. From then on this rank counts as dead. NULL is fine. */
 XD_PRIVATE void xdi_node_destroy(xdi_node *node);
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
 
-/* node.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches `target`; it may
- * be this rank, when something else than its thread raises it. Errors: TIMEOUT and PEER; then all that wait for
- * memory of this node, now or later, get one of them. */
+/* node.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches `target`; it may
+ * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
+ * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
-/* node.c: another rank's process has ended, or has given the memory back. */
+/* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
-/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
+/* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
 
@@ -18579,7 +18599,7 @@ XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
 
 /* >>comm/collective.c */
 
-/* Collectives: checks, the control record all ranks compare, counters, and the communicators they run on. */
+/* Collectives: checks, the control record that all ranks compare, counters, and communicators. */
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18591,9 +18611,9 @@ struct xd_comm {
     xd_control *all;  /* [size], the records of the call in progress */
     uint64_t *values; /* [size], scratch of the comparison */
     int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal pieces */
+    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
-    uint64_t sequence; /* collectives begun, send and recv not among them */
+    uint64_t sequence; /* collectives begun, without send and recv */
     bool is_world;     /* its first collective has the longer deadline */
     xd_result broken;  /* XD_OK, or what broke the group */
     int culprit;       /* world rank; -1 unknown */
@@ -18728,8 +18748,8 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     return XD_OK;
 }
 
-/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long
- * one. */
+/* True when this rank's buffers overlap, except for recv = send and for the short one being this rank's block of
+ * the long one. */
 static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes,
                               uintptr_t recv_bytes) {
     const uintptr_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv;
@@ -18816,9 +18836,9 @@ static uint64_t xdi_comm_hash(int from, int to, int64_t count) {
     return xdi_comm_mix(xdi_comm_mix(((uint64_t)(uint32_t)from << 32) | (uint32_t)to) + (uint64_t)count);
 }
 
-/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its
- * sender's and its receiver's: it enters one hash with plus and the other with minus, so the sum over all
- * ranks is zero. */
+/* Counts that must be the same on all ranks have the same hash on all. In an all_to_all two ranks have each count, the
+ * sender and the receiver: it is added to the hash of one and subtracted from that of the other, so the sum over
+ * all ranks is zero. */
 static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int64_t *shared = xdi_comm_shared_counts(c);
@@ -18849,7 +18869,7 @@ static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, 
     return mine;
 }
 
-/* A transport's error breaks the group for good. */
+/* A transport's error breaks the group permanently. */
 static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     if (result != XD_OK && comm->broken == XD_OK) {
         const xd_error *error = xd_last_error(comm->ctx);
@@ -18948,7 +18968,7 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
                            ours);
 }
 
-/* One more round of control records that carry nothing but two numbers. */
+/* One more round of control records, which contain only two numbers. */
 static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline) {
     xd_control mine;
     memset(&mine, 0, sizeof mine);
@@ -18957,7 +18977,7 @@ static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, d
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
-/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and
+/* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
@@ -18994,7 +19014,7 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
-/* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
+/* The lowest rank whose status is not XD_OK sends its message to the others, 32 bytes per round. */
 static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
                                   double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
@@ -19031,7 +19051,7 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     return XD_OK;
 }
 
-/* The same verdict on every rank, from the same records. */
+/* The same result on every rank, computed from the same records. */
 static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine, double deadline) {
     const int n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -19056,10 +19076,10 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
     return c->leaves.total ? xdi_comm_agree_leaves(comm, c, kind) : XD_OK;
 }
 
-/* ---- the one path ---- */
+/* ---- the path of every call ---- */
 
-/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces
- * to their owners, sums back. */
+/* Adds the payload to the counters. An all_reduce counts as it does in separate address spaces: blocks to their
+ * owners, sums back. */
 static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const uint64_t size = xd_dtype_size(c->dtype), others = (uint64_t)n - 1;
@@ -19107,8 +19127,8 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
- * other one by a record of no dtype, when there is another one. */
+/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments informs the
+ * other one, if the other one is valid, by a record of dtype NONE. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
     const xd_result mine = xdi_comm_validate(comm, c);
@@ -19130,8 +19150,8 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return mine;
 }
 
-/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of, as they must of what the context has kept for them. */
+/* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
+ * and of an error that the context has stored for them (xdi_ctx_settle). */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
@@ -19326,7 +19346,7 @@ XD_API void xd_comm_abort(xd_comm *comm) {
     comm->transport->ops->abort(comm->transport);
 }
 
-/* Group ranks of one color in the order of (key, rank); returns how many. */
+/* Group ranks of one color in the order of (key, rank); returns their number. */
 static int xdi_comm_members(xd_comm *comm, int color) {
     int size = 0;
     for (int r = 0; r < comm->transport->size; r++) {
@@ -19373,7 +19393,7 @@ XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out)
 
 /* >>comm/self.c */
 
-/* A group of one: the piece that goes to this rank is the piece that came from it. */
+/* A group of one: every collective copies this rank's block to itself. */
 
 #include <string.h>
 
@@ -19386,7 +19406,7 @@ static xd_result xdi_self_control(xd_transport *transport, const xd_control *min
     return XD_OK;
 }
 
-/* The piece's place and length on both sides. */
+/* Offset and length of the block on both sides, and the copy. */
 static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     (void)deadline;
     if (c->kind == XD_COLLECTIVE_BROADCAST) return XD_OK;
@@ -19457,17 +19477,16 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
- * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
- * data lies) and then raises `arrived` to p; a round is complete for a rank when it has seen all others
- * arrive. Nobody can be two rounds ahead, so two pages suffice and reading one needs no second barrier.
- * Short payloads are copied into the page and reduced by every rank for itself: one round. Longer ones stay
- * where they are: ranks read them between the control round and a closing round that says "I have read
- * yours".
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, address of its
+ * data) and then sets `arrived` to p; a round is complete for a rank when it has seen all others arrive. No rank
+ * can be two rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are
+ * copied into the page and every rank reduces them for itself: one round. Longer ones are not copied: ranks read
+ * them between the control round and a closing round, in which each reports that it has read the others' data.
  *
- * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its
- * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
- * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
- * not busy. Copying never waits for anything, so that is soon. */
+ * The first wait that fails breaks the world permanently, with all groups split from it. A rank then leaves its
+ * call, and its caller may free the buffers. So a rank that accesses memory of peers first sets `busy` and checks
+ * that the world is not broken, and a rank that leaves a broken call waits until its peers are not busy. That does
+ * not take long, because copying never waits. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -19476,9 +19495,9 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 #include <time.h>
 
 enum {
-    XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
-    XDI_THREADS_SPIN = 100,    /* looks before giving up the core */
-    XDI_THREADS_REST = 100,    /* waits without looks after looks in vain */
+    XDI_THREADS_INLINE = 4096, /* maximum bytes of a payload in the page */
+    XDI_THREADS_SPIN = 100,    /* polls before yielding the core */
+    XDI_THREADS_REST = 100,    /* waits without polling after polling in vain */
     XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
     XDI_THREADS_NAP = 50000    /* nanoseconds */
 };
@@ -19487,7 +19506,7 @@ typedef struct xdi_threads_page {
     xd_control control;
     xd_collective record;
     const void *data; /* record.send, or payload below */
-    int64_t *offsets; /* [size], where the piece for each rank begins in data */
+    int64_t *offsets; /* [size], offset in data of the block for each rank */
     bool is_short;
     bool on_device;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
@@ -19498,12 +19517,12 @@ typedef struct xdi_threads_group xdi_threads_group;
 typedef struct xdi_threads_slot {
     uint64_t arrived;         /* rounds this rank has entered; atomic */
     uint32_t left;            /* this rank destroyed its handle; atomic */
-    uint32_t busy;            /* this rank touches memory of peers; atomic */
-    uint32_t joined;          /* world group: the rank has come; atomic */
+    uint32_t busy;            /* this rank accesses memory of peers; atomic */
+    uint32_t joined;          /* world group: the rank has joined; atomic */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
-    /* Events of this rank once it has moved memory of a device: what it sends is complete, what it does to the memory of
-     * peers is done. They live as long as the group, because peers wait for them after this rank has gone on. */
+    /* Events of this rank once it has moved memory of a device: its data to send is complete; its accesses to memory of
+     * peers are complete. They live as long as the group, because peers wait for them after this rank has returned. */
     void *ready, *done;
     void (*event_destroy)(void *event);
     xdi_threads_page page[2];
@@ -19512,7 +19531,7 @@ typedef struct xdi_threads_slot {
 /* A send waiting for its receiver, one for each ordered pair of ranks. */
 typedef struct xdi_threads_mail {
     uint64_t posted; /* messages offered so far; atomic, written by the sender */
-    uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
+    uint64_t done;   /* messages processed so far; atomic, written by the receiver */
     const void *data;
     int64_t count, wanted; /* the sender's and the receiver's */
     bool on_device;
@@ -19523,7 +19542,7 @@ struct xdi_threads_group {
     struct xd_thread_world *world;
     xdi_threads_group *next; /* in world->groups */
     int size;
-    uint32_t holders;        /* handles that exist or may still be made; atomic */
+    uint32_t holders;        /* handles that exist or may still be created; atomic */
     int *world_ranks;        /* [size] */
     xdi_threads_slot *slots; /* [size] */
     int64_t *offsets;        /* [size][2][size], for the pages */
@@ -19545,9 +19564,9 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
-    int rest;            /* waits to come that give up the core at once */
+    int rest;            /* number of next waits that yield the core at once */
     bool on_device;      /* the collective in progress moves memory of a device */
-    void *stream;        /* where it does so */
+    void *stream;        /* on which it does so */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -19602,7 +19621,7 @@ static xdi_threads_group *xdi_threads_group_create(xd_thread_world *world, int s
     return group;
 }
 
-/* One handle less; the last one frees the group. The world's own group lives as long as the world. */
+/* Releases one handle; the last one frees the group. The world's own group lives as long as the world. */
 static void xdi_threads_group_leave(xdi_threads_group *group) {
     xd_thread_world *world = group->world;
     if (__atomic_sub_fetch(&group->holders, 1, __ATOMIC_ACQ_REL) > 0 || group == world->root) return;
@@ -19616,7 +19635,7 @@ static void xdi_threads_group_leave(xdi_threads_group *group) {
 
 /* ---- failure ---- */
 
-/* The first failure counts; later ones are its echoes. */
+/* Only the first failure is recorded; later ones are its consequences. */
 static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
@@ -19628,15 +19647,15 @@ static uint64_t xdi_threads_failure(const xd_thread_world *world) {
     return __atomic_load_n(&world->failure, __ATOMIC_SEQ_CST);
 }
 
-/* Waits until no peer touches this rank's memory: see the top of the file. */
+/* Waits until no peer accesses this rank's memory: see the top of the file. */
 static void xdi_threads_drain(const xdi_threads *t) {
     for (int r = 0; r < t->group->size; r++)
         while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST))
             sched_yield();
 }
 
-/* Before this rank says that it touches nothing any more, its device must have stopped doing so. Only a broken world
- * makes a host wait for a device. */
+/* Before this rank clears `busy`, its device must have completed its accesses. Only in a broken world the host waits for
+ * a device. */
 static void xdi_threads_settle(const xdi_threads *t) {
     if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
@@ -19645,8 +19664,7 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
- * nobody. */
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
@@ -19655,8 +19673,8 @@ static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
 }
 
-/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the
- * rank that looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
+ * passed first; the late one itself, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -19686,17 +19704,17 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Where a wait begins. Looking again and again pays only while the other rank runs at the same moment. The number of
- * cores does not tell: the system may keep two threads on one of many. So a rank whose looks were in vain goes without
- * them for a while, then tries again. */
+/* The turn at which a wait begins. Polling pays only while the other rank runs at the same time. The number of cores does
+ * not decide that: the system may run two threads on one of many. So a rank that has polled in vain does not poll for some
+ * waits, then tries again. */
 static int xdi_threads_patience(xdi_threads *t) {
     if (t->rest == 0) return 0;
     t->rest--;
     return XDI_THREADS_SPIN;
 }
 
-/* Look while both may be running, then yield, then nap. True when the caller should look at the clock: not after a
- * mere look, always after giving up the core. */
+/* Polls while both may be running, then yields, then sleeps. True when the caller should check the clock: always after
+ * yielding the core, not after a mere poll. */
 static bool xdi_threads_pause(xdi_threads *t, int turn) {
     if (turn < XDI_THREADS_SPIN) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -19714,7 +19732,7 @@ static bool xdi_threads_pause(xdi_threads *t, int turn) {
     return true;
 }
 
-/* Waits until *counter, which `rank` raises, reaches `target`. */
+/* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
@@ -19722,7 +19740,7 @@ static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint6
     for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
-        /* Its last act may have been to arrive: look again after seeing it gone. */
+        /* It may have arrived just before it left: read the counter again after seeing that it has left. */
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);
@@ -19750,9 +19768,9 @@ static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
 
 /* ---- memory of a device ----
  *
- * The ranks' threads meet in rounds as ever, while the data moves later, on their streams: a rank records `ready`
- * before it shows its memory, streams of peers wait for that; each records `done` behind its work, and no stream goes on
- * before all are. Nobody waits on the host for a device. */
+ * The ranks' threads meet in rounds as for host memory, but the data moves later, on their streams: a rank records `ready`
+ * before it publishes its addresses, and streams of peers wait for that; each records `done` after its work, and every
+ * stream waits for all of these. The host never waits for a device. */
 
 static bool xdi_threads_sees_device(const xdi_threads *t, const xd_collective *c) {
     const xd_kernels *kernels = xd_ctx_settings(t->base.ctx)->kernels; /* NULL: the CPU's */
@@ -19839,7 +19857,7 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
     return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
 }
 
-/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
  * each rank has for this one; `stride` elements from node to node. */
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
@@ -19860,15 +19878,15 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
     return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
- * else reads that share. Short ones are reduced whole by everybody. */
+/* Each rank reduces its block and stores the sums into every rank's recv: in place is fine, since no other rank reads
+ * that block. Short arrays are reduced whole by every rank. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
     const int64_t tile =
-        t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
+        t->on_device ? c->count : 4096; /* a tile stays in the cache; on a device few launches are better */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
@@ -19909,7 +19927,7 @@ static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, 
     }
 }
 
-/* Says that this rank touches memory of peers; false when the world is broken and they may be gone. */
+/* Marks this rank as accessing memory of peers; false when the world is broken and their memory may be freed. */
 static bool xdi_threads_enter(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 1u, __ATOMIC_SEQ_CST);
     if (!xdi_threads_failure(t->group->world)) return true;
@@ -19921,7 +19939,7 @@ static void xdi_threads_exit(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* This rank's part on its stream, behind what peers have made ready. */
+/* This rank's part on its stream, after the peers' `ready`. */
 static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -19932,7 +19950,7 @@ static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collecti
     return t->slot->done ? memory->event_record(&launch, t->slot->done) : XD_OK;
 }
 
-/* The stream goes on when every peer has done its part. */
+/* Makes the stream wait until every peer has completed its part. */
 static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -19942,7 +19960,7 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     return XD_OK;
 }
 
-/* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
+/* This rank is busy until its stream waits for all peers: work it has launched may run at any time. */
 static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
     t->stream = xdi_threads_launch(t, c).stream;
     XD_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
@@ -19979,7 +19997,8 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
                                    int receiver) {
     const int *world = t->group->world_ranks;
     const bool sends = t->base.rank == sender;
-    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE)
+        return XD_OK; /* there is no data to move */
     if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
@@ -19999,7 +20018,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
     if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
-    const uint64_t number = mail->posted + 1; /* nobody else writes it */
+    const uint64_t number = mail->posted + 1; /* only this thread writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
@@ -20047,7 +20066,7 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
-/* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
+/* The first member creates the group and publishes it in its slot of the parent, where the others read it. */
 static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
                                    double deadline, xd_transport **out) {
     xdi_threads *t = (xdi_threads *)transport;
@@ -20115,7 +20134,7 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     return xdi_threads_wait(t, counter, target, rank, deadline);
 }
 
-/* A handle on a group whose holders already count this rank; gives that place back on failure. */
+/* A handle on a group whose `holders` includes it already; releases it on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
     const size_t n = (size_t)group->size;
     xdi_threads *t = (xdi_threads *)xd_allocate(ctx, sizeof *t);
@@ -20243,7 +20262,7 @@ static void *xdi_threads_main(void *argument) {
     return NULL;
 }
 
-/* PEER and TIMEOUT are echoes of another rank's failure when there is one. */
+/* The run whose failure came first: PEER and TIMEOUT are consequences of another rank's failure, if there is one. */
 static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, int ranks) {
     const xdi_threads_run *found = NULL;
     int best = 0;
@@ -20309,13 +20328,12 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 
 /* >>comm/node.c */
 
-/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
- * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
+/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
+ * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
  *
- * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
- * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
- * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
- * such ranks shares nothing here. */
+ * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
+ * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
+ * own. Ranks in one process could therefore not see each other's, and a group with such ranks shares nothing here. */
 
 #include <fcntl.h>
 #include <sched.h>
@@ -20327,16 +20345,16 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 #include <unistd.h>
 
 enum {
-    XDI_NODE_LINE = 64,    /* the first bytes of the file are the library's own */
-    XDI_NODE_SPIN = 100,   /* looks before giving up the core */
+    XDI_NODE_LINE = 64,    /* bytes at the start of the file that the library uses itself */
+    XDI_NODE_SPIN = 100,   /* polls before yielding the core */
     XDI_NODE_YIELD = 2000, /* yields before short sleeps */
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* What every rank sees before the shared memory. */
+/* The start of the file, before the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the same number as in the file's name: another host's file of this name has another */
-    uint64_t failure; /* 0, or what ended the waiting: result << 32 | (culprit + 1); atomic, written once */
+    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
@@ -20348,12 +20366,12 @@ struct xdi_node {
 
 /* ---- the file ---- */
 
-/* The name is agreed upon as two numbers: a process, and a moment in its life. */
+/* The ranks agree on the name as two numbers: a process and a time. */
 static void xdi_node_name(const int64_t *name, char *path, size_t size) {
     snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
 }
 
-/* Writing, unlike setting a length, takes the memory at once: a full node is noticed here, not by a signal later. */
+/* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
 static bool xdi_node_fill(int file, size_t bytes) {
     static const char zeros[4096] = { 0 };
     while (bytes > 0) {
@@ -20384,7 +20402,7 @@ static struct flock xdi_node_byte(int rank) {
     return lock;
 }
 
-/* Does another process hold the rank's byte? */
+/* Whether another process holds the lock on the rank's byte. */
 static bool xdi_node_lives(const xdi_node *node, int rank) {
     struct flock lock = xdi_node_byte(rank);
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -20419,7 +20437,7 @@ static bool xdi_node_join(xdi_node *node, const int64_t *name) {
 
 /* ---- creating ---- */
 
-/* Collective, whatever a rank can do; *shared says whether all could do everything. */
+/* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
 static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
     XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
@@ -20473,7 +20491,7 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
-/* The first failure counts: all that wait from now on learn of it. */
+/* Only the first failure is recorded: all later waits report it. */
 static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
     const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
@@ -20482,7 +20500,7 @@ static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* In the words of comm/threads.c: who waits for a rank that is late says TIMEOUT, the late one itself PEER. */
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
     const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
@@ -20514,7 +20532,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
         if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
         if (turn < XDI_NODE_SPIN) continue;
         if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
-        /* The clock and the lock first, the counter after them: what came in time counts. */
+        /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
@@ -20527,7 +20545,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
 
 /* >>comm/leaves.c */
 
-/* The stack of a rank's leaves: the canonical tree over gradients, built as they come. */
+/* The stack of a rank's leaves: the canonical tree over gradients, built as they arrive. */
 
 #include <inttypes.h>
 #include <string.h>
@@ -20541,9 +20559,8 @@ struct xd_leaf_stack {
     float *nodes;   /* [deepest, elements] */
 };
 
-/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that
- * leaf. Forests of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not
- * estimated. */
+/* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
+ * and the new leaf. At most 2 log2(count) + 1; computed, not estimated. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     for (int64_t n = 1; n <= leaves->count; n++) {
@@ -20606,7 +20623,7 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
 
 /* >>comm/topology.c */
 
-/* Which ranks stand where: axes, orders, experts. Pure functions of a desc. */
+/* The arrangement of ranks: axes, orders, experts. Pure functions of a desc. */
 
 #include <string.h>
 
@@ -20661,7 +20678,7 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-/* The axes of a desc as they come, slowest first. */
+/* The topology of axes that are slowest first. */
 static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
                                       xd_topology *out) {
     xd_topology t;
@@ -20708,7 +20725,7 @@ static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *na
     return -1;
 }
 
-/* The whole names of the string, in its order and then those it left out: leftmost = fastest. */
+/* The axes named in the string, in its order, then those it leaves out: leftmost = fastest. */
 static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                           int *sequence) {
     unsigned seen = 0;
@@ -20742,7 +20759,7 @@ static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_ax
     return XD_OK;
 }
 
-/* Context and expert parallelism share ranks: one grid has one of them. */
+/* Context and expert parallelism use the same ranks: a grid can have only one of them. */
 static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
     const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
     XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
@@ -20816,7 +20833,7 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
     return xd_topology_create(ctx, &grid, out);
 }
 
-/* Position of a rank inside its pipeline group and the first rank of that group. */
+/* The index of a rank in its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
     const int pp = xd_topology_axis(t, "pp");
     int c[XD_MESH_AXES_MAX] = { 0 };
@@ -20870,7 +20887,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-/* The size of the axis that is split, over its parts. */
+/* The product of the sizes of the parts must be the size of the axis. */
 static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
                                           const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
@@ -20954,7 +20971,7 @@ XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *c
     return true;
 }
 
-/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0
+/* Advances a coordinate over the axes in mask, last axis fastest; false after the last one (then all are 0
  * again). */
 static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
     for (int i = topology->axis_count - 1; i >= 0; i--) {
@@ -21021,12 +21038,12 @@ XD_API uint64_t xd_topology_hash(const xd_topology *topology) {
 #include <stdio.h>
 #include <string.h>
 
-/* One partition of the world into ordered groups: for each rank the first member of its group and its place
- * there; leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not,
- * alike. */
+/* One partition of the world into ordered groups: for each rank the first member of its group and its index in the
+ * group; leader -1 -> the rank is in no group. Every rank has all of it, so that lookups give the same result on all
+ * ranks. */
 typedef struct xdi_mesh_entry {
     int *leader, *place; /* [world size] each */
-    xd_comm *comm;       /* this rank's group; NULL when it stands outside */
+    xd_comm *comm;       /* this rank's group; NULL when it is in none */
     bool owned;          /* false: the world itself */
     struct xdi_mesh_entry *next;
 } xdi_mesh_entry;
@@ -21035,7 +21052,7 @@ typedef struct xdi_mesh_table {
     int references;
     xd_comm *world;
     xd_ctx *ctx;
-    uint64_t created; /* meshes so far: part of what ranks compare */
+    uint64_t created; /* number of meshes so far, which ranks compare too */
     xdi_mesh_entry *entries;
 } xdi_mesh_table;
 
@@ -21046,7 +21063,7 @@ typedef struct xdi_mesh_root {
     xd_topology topology; /* ranks owned */
     bool member;
     int coordinate[XD_MESH_AXES_MAX];
-    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not asked for yet */
+    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not requested yet */
     int flat_count;
     char flat_name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     unsigned flat_axes[XD_MESH_AXES_MAX];
@@ -21054,8 +21071,8 @@ typedef struct xdi_mesh_root {
 
 struct xd_mesh {
     xdi_mesh_root *root;
-    unsigned axes[XD_MESH_AXES_MAX]; /* root axes behind each own axis */
-    xd_topology topology;            /* own axes; ranks owned */
+    unsigned axes[XD_MESH_AXES_MAX]; /* the root axes that form each axis of this mesh */
+    xd_topology topology;            /* of this mesh; ranks owned */
 };
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
@@ -21121,7 +21138,7 @@ XD_API void xd_mesh_destroy(xd_mesh *mesh) {
     xd_release(ctx, mesh);
 }
 
-/* The topology with a rank list of its own; false without memory. */
+/* Replaces the rank list by a copy that the topology owns; false without memory. */
 static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
     for (int i = 0; ranks && i < topology->rank_count; i++)
@@ -21130,7 +21147,7 @@ static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     return ranks != NULL;
 }
 
-/* The first rank of the group over `mask` that a rank is in, and its place there; leader -1 -> no member. */
+/* The first rank of a rank's group over `mask`, and the rank's index in it; leader -1 -> not a member. */
 static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, int *leader, int *place) {
     int coordinate[XD_MESH_AXES_MAX];
     *leader = -1;
@@ -21144,8 +21161,8 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
     *leader = xd_topology_rank(topology, coordinate);
 }
 
-/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
- * what one rank alone runs out of. */
+/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be created may not depend on
+ * one rank running out of memory. */
 static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology,
                                      unsigned mask) {
     const int world_size = xd_comm_size(table->world);
@@ -21198,7 +21215,7 @@ static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, 
     return xd_agree(parent, entry->leader[me] < 0 ? XD_OK : xd_comm_self(table->ctx, &entry->comm));
 }
 
-/* The entry for the groups over mask, made when it is new: then collective over parent. */
+/* The entry for the groups over mask, created when it is new: then collective over parent. */
 static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent,
                                     xdi_mesh_entry **out) {
     xdi_mesh_table *table = root->table;
@@ -21233,8 +21250,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders of `comm` take part in the
- * first, and learn how it ended. */
+/* First the members' communicator, then every single axis from left to right. Ranks of `comm` outside the mesh take part
+ * in the first step and get its result. */
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
@@ -21245,8 +21262,7 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     return root->topology.rank_count < xd_comm_size(comm) ? xd_agree(comm, result) : result;
 }
 
-/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
- * failure. */
+/* A mesh over some axes of a root, with this rank's coordinates on the other axes. Takes no reference on failure. */
 static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
                               const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
@@ -21355,7 +21371,7 @@ static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mes
     return XD_OK;
 }
 
-/* Agrees on what every rank built, compares it, and makes the communicators. Destroys mine on failure. */
+/* Agrees on the ranks' results, compares the meshes, and creates the communicators. Destroys `mesh` on failure. */
 static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
     xd_result result = xd_agree(comm, mine);
     if (result == XD_OK) {
@@ -21397,7 +21413,7 @@ static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
     return XD_OK;
 }
 
-/* Index of a mesh's own axis; name NULL -> the only one. */
+/* Index of an axis of this mesh; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
     XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
@@ -21433,7 +21449,7 @@ static unsigned xdi_mesh_lookup(const xdi_mesh_root *root, const char *name) {
     return 0;
 }
 
-/* A list of names -> one set of root axes each, distinct. */
+/* A list of names -> a set of root axes for each, disjoint. */
 static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, unsigned *sets,
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
@@ -21596,13 +21612,13 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 
 /* >>tensor/internal */
 
-/* interval.c: appends [begin, end) to a list of `count`, joining it to the last entry when they touch, and
+/* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
 /* >>tensor/interval.c */
 
-/* Intervals and regions: unions, cuts, and copies from one box to another. */
+/* Intervals and regions: unions, intersections, and copies from one region to another. */
 
 #include <string.h>
 
@@ -21687,7 +21703,7 @@ XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin
     return selected;
 }
 
-/* How many lists hold `index`, and the next index at which that number may change. */
+/* The number of lists that hold `index`, and the next index at which it may change. */
 static int xdi_interval_holders(const xd_interval *const *lists, const int *counts, int owners, int64_t index,
                                 int64_t *next) {
     int holders = 0;
@@ -21779,7 +21795,7 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
     return position + index - list->begin;
 }
 
-/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a
+/* Goes over both lists together. Touching intervals of one side, and gaps that both sides skip, do not end a
  * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
@@ -21801,7 +21817,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of one step and folds a dimension into the next where both sides run on without a jump. */
+/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
 static void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {
@@ -21864,7 +21880,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 
 struct xd_layout {
     xd_ctx *ctx;
-    xd_layout_desc desc; /* pointers lead into the arrays below */
+    xd_layout_desc desc; /* its pointers point to the members below */
     xd_topology topology;
     int *ranks;
     int64_t *numbers[XD_MESH_AXES_MAX]; /* offsets or section sizes of each axis */
@@ -21933,9 +21949,9 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     return XD_OK;
 }
 
-/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the
- * result is in positions of that. Returns the number of pieces; -1 when the numbers of the placement do not
- * fit the extent. */
+/* One split of a dimension, for one coordinate of the axis. `extent`: indices of the dimension that earlier splits have
+ * given to the rank; the result is in positions among them. Returns the number of intervals; -1 when the offsets or
+ * sections of the placement do not fit the extent. */
 static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent,
                              xd_interval *pieces) {
     if (p->offsets) {
@@ -21963,11 +21979,11 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
     return begin == extent ? sections : -1;
 }
 
-/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was
- * given; an axis that would make too many intervals is returned with extent -1. */
+/* Applies the splits in order. Returns -1, or the axis whose split does not fit, with the extent it was
+ * given; an axis that would give too many intervals is returned with extent -1. */
 static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
                             int64_t *extent) {
-    region->ndim = d->ndim; /* a region is some KiB: fill in what counts, not all of it */
+    region->ndim = d->ndim; /* a region is some KiB: only the used part is filled in */
     memset(region->count, 0, sizeof region->count);
     for (int k = 0; k < d->ndim; k++)
         region->count[k] = xdi_interval_append(region->interval[k], 0, 0, d->shape[k]);
@@ -22000,8 +22016,8 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
     return -1;
 }
 
-/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to
- * others. */
+/* A split must fit at every coordinate, because the extents that earlier splits leave differ between
+ * coordinates. */
 static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) {
     for (int r = 0; r < d->topology->rank_count; r++) {
         const int rank = d->topology->ranks ? d->topology->ranks[r] : r;
@@ -22034,7 +22050,7 @@ static void xdi_layout_defaults(xd_layout_desc *d) {
     for (int i = 0; i < XD_MESH_AXES_MAX && !given; i++) d->order[i] = i;
 }
 
-/* Points the copied desc at copies of what the caller's points to. False without memory. */
+/* Replaces the pointers of the desc by copies of what they point to. False without memory. */
 static bool xdi_layout_own(xd_layout *layout) {
     xd_layout_desc *d = &layout->desc;
     layout->topology = *d->topology;
@@ -22200,12 +22216,13 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
 
 #include <string.h>
 
-/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
- * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
+/* Which ranks hold which part of a layout. A cell is one choice of coordinates on the axes that split (or stay
+ * partial); in it are `pieces` coordinates on the axes to be reduced, whose values are the terms of the sum, and
+ * `replicas` ranks that hold the same term. */
 typedef struct xdi_redistribution_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
-    int *turn; /* [cells][pieces]: whose turn it is among the replicas */
+    int *turn; /* [cells][pieces]: the next of the replicas to send */
 } xdi_redistribution_holders;
 
 typedef struct xdi_redistribution_exchange {
@@ -22213,12 +22230,12 @@ typedef struct xdi_redistribution_exchange {
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
     xd_reduce_op op;
     int cells, pieces;
-    int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
+    int *source; /* [cells][pieces]: the rank that sends this term to this rank; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements from myself; they lie behind the received ones when they are reduced */
-    bool zero;          /* my part is the zeros beside a newly partial sum */
-    xd_region src, dst; /* mine; dst cut to the window */
+    int64_t kept_count; /* elements from this rank itself; in a reduction they follow the received ones */
+    bool zero;          /* this rank's part of a newly partial sum is zeros */
+    xd_region src, dst; /* of this rank; dst within the window */
     xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
@@ -22244,7 +22261,7 @@ static unsigned xdi_redistribution_axes(const xd_layout *layout, xd_placement_ki
     return mask;
 }
 
-/* Row-major number of the coordinate over the axes in mask; *size is set to how many there are. */
+/* Row-major index of the coordinate over the axes in mask; *size receives the number of coordinates. */
 static int xdi_redistribution_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
     int linear = 0;
     *size = 1;
@@ -22276,7 +22293,7 @@ static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribut
     return true;
 }
 
-/* The rank among the replicas of one piece that gives it to `taker`: itself, else they take turns. */
+/* The rank among the replicas of one term that sends it to `taker`: `taker` itself, else each in turn. */
 static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int piece, int taker) {
     const int slot = cell * h->pieces + piece;
     const int *ranks = h->rank + slot * h->replicas;
@@ -22285,7 +22302,7 @@ static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int
     return ranks[h->turn[slot]++ % h->replicas];
 }
 
-/* What a rank is to have of the destination. False when that is nothing that moves. */
+/* The part of the destination that a rank needs. False when no data moves to it. */
 static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                       int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -22312,8 +22329,8 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
-/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
- * turns. */
+/* Decides for every rank which ranks send to it, and stores this rank's part. It must go over all ranks, because
+ * replicas take turns. */
 static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
                                       xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -22345,7 +22362,7 @@ static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistr
     }
 }
 
-/* The dense common part of what I hold and what `peer` wants, or the other way round. */
+/* The intersection of what this rank holds and what `peer` needs, or the reverse, stored densely. */
 static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                        int peer, bool sending, xd_region *message) {
     xd_region other;
@@ -22389,7 +22406,7 @@ static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistrib
         xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
         xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
-    /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
+    /* A reduction writes its result over the first term, so only first terms are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
@@ -22440,7 +22457,7 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
     return true;
 }
 
-/* How each mesh axis of the two layouts fits together, and which axes are reduced. */
+/* Checks the placements of the two layouts on each mesh axis, and decides which axes are reduced. */
 static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
                                           xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
@@ -22460,7 +22477,7 @@ static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, co
                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
                    (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
-        /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
+        /* Averages and extrema of equal values are the value: only a sum needs zeros on the other ranks. */
         if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
     }
     x->reduced = partial & ~x->kept;
@@ -22504,8 +22521,8 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
     return XD_OK;
 }
 
-/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
- * all other splits. */
+/* The source layout, but the axes to be reduced split a dimension instead, after all other splits: the one that then
+ * has the largest blocks. */
 static xd_result xdi_redistribution_middle(xd_ctx *ctx, const xdi_redistribution_exchange *x,
                                            xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
@@ -22553,7 +22570,7 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     xd_release(plan->ctx, plan);
 }
 
-/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
+/* Reduce into parts, then gather them: used when that moves fewer elements than the single step that is already
  * built. */
 static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
     xd_redistribution two = *plan;
@@ -22689,7 +22706,7 @@ XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step,
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
-/* Combines the pieces of every cell into the first of them. */
+/* Reduces the terms of every cell into the first of them. */
 static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
                                            const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
@@ -22716,7 +22733,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
     const void *src = step ? plan->middle_data : source;
     void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
     if (x->zero) {
-        /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
+        /* One element, read repeatedly with strides of 0: all bits zero is zero in every dtype. */
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
@@ -22852,14 +22869,14 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 /* >>train/internal */
 
 /* param.c: true when some operation of this step found bad data, so that the step must not happen.
- * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
+ * NULL is fine. On a device the host does not read it: always false, and the kernels read the status of the
  * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* param.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+/* param.c: a launch without workspace, of a step that a finding in `status` prevents; NULL -> always step. */
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 
-/* param.c: where the tensors of a context are. */
+/* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
 /* param.c: a parameter's gradient dtype with its default filled in. */
@@ -22870,15 +22887,16 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
-/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
- * very list, so that a step over the list can take the average along. Fills what args say about averages. */
+/* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
+ * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
+ * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: what xd_ema_update would refuse. */
+/* ema.c: the error that xd_ema_update would return for a changed list. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow
- * follows the last of its parameters' steps. Then the update after the step must pass it over. */
+/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
+ * step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
@@ -22889,7 +22907,7 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
 /* >>train/param.c */
 
-/* What optimizers, averages and clipping ask of parameters and of a step. */
+/* Questions about parameters and steps that optimizers, averages and clipping share. */
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
     return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
@@ -23006,8 +23024,8 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts;
- * only then is there a second exchange, which names it. */
+/* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts;
+ * only then there is a second exchange, which names it. */
 static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
                                    xd_norm_sum *sum) {
     int64_t counts[XDI_CLIP_COUNTS];
@@ -23025,9 +23043,9 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     return XD_OK;
 }
 
-/* The sums of all ranks where they lie; nothing of them comes to the host. */
+/* Sums over the ranks in device memory; nothing is copied to the host. */
 static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
-    /* not_finite, nan and the limbs stand side by side. */
+    /* not_finite, nan and the limbs are contiguous. */
     const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
     XD_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
     if (type == XD_NORM_MAX)
@@ -23035,7 +23053,7 @@ static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool
     return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
 }
 
-/* On a device the sum lies behind the result, and ranks agree on refusals before any of them adds. */
+/* On a device the sum is a member of the result, and ranks agree on refusals before any of them adds. */
 static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
                                     xd_gradient_norm *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -23129,7 +23147,7 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled anew in every update */
+    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
@@ -23232,7 +23250,7 @@ static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
     return length;
 }
 
-/* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
+/* The slot that holds a name, or the free slot for it. FNV-1a over the stripped text. */
 static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     uint64_t hash = UINT64_C(14695981039346656037);
     for (const char *c = stripped; *c; c++)
@@ -23244,7 +23262,7 @@ static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     return (int64_t)slot;
 }
 
-/* The shadow behind a caller's name, -1 when there is none. `room` holds the stripped name. */
+/* The shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */
 static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
     if (!name || strlen(name) >= room_bytes) return -1;
     xdi_ema_strip(&ema->desc, name, room);
@@ -23283,8 +23301,8 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out behind the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
- * without memory for the sizes, once with it. */
+/* Lays everything out after the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
+ * without memory to get the sizes, once with it. */
 static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
                             int64_t count, xd_ema *ema) {
     const size_t n = (size_t)count;
@@ -23359,7 +23377,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
 }
 
-/* Fills the block that the object stands at the head of. */
+/* Fills the block that begins with the object. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
                                int64_t count, size_t host_bytes, size_t device_bytes) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
@@ -23414,7 +23432,7 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* A step of this shadow's parameter can take it along. */
+/* Whether a step of this shadow's parameter can update it in the same pass. */
 static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
     return !s->tied && xdi_train_steps(&ema->params[s->source]);
 }
@@ -23463,14 +23481,14 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
-    /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
+    /* With init_from_current and start 0 the iterations begin at 1, so they are never equal. */
     if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
     XD_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
 }
 
-/* Under the conditions of xd_ema_update for an average: neither before the start, nor the copy at it. */
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
     if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
@@ -23536,8 +23554,8 @@ static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
     return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
 }
 
-/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0:
- * the array is free between updates. */
+/* Compares a caller's list with the shadows. Matched shadows are marked by casts[shadow].count >= 0: the array is not
+ * in use between updates. */
 static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
     char room[XDI_EMA_NAME_ROOM];
     memset(match, 0, sizeof *match);
@@ -23569,7 +23587,7 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
     XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
     if (lenient) return XD_OK;
-    /* what the receiving side lacks is missing, what it does not know is unexpected */
+    /* missing: a name that the receiver needs and does not get; unexpected: one that it does not have */
     XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
                (long long)ema->shadow_count, m->names);
@@ -23599,7 +23617,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
     return XD_OK;
 }
 
-/* Everything that can be refused is refused before the first element is written. */
+/* All checks come before the first element is written. */
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
@@ -23617,7 +23635,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
 }
 
-/* Every parameter, that is every shadow that is no buffer, was met by the last comparison. */
+/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
 static bool xdi_ema_complete(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++)
         if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
@@ -23648,9 +23666,9 @@ struct xd_optimizer {
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
     int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* what the states point to when that is not this block itself */
+    void *device_memory;        /* memory of the states when it is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
+    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
@@ -23736,7 +23754,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     return XD_OK;
 }
 
-/* Takes n floats; an array of none gets an address all the same, or NULL in the planning run. */
+/* Allocates n floats; an empty array gets an address too. NULL in the planning run. */
 static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
@@ -23753,7 +23771,7 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
     if (state) *state = taken;
 }
 
-/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
+/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
  * sizes, once with it. */
 static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d,
                                   xd_optimizer *o) {
@@ -23790,7 +23808,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     }
 }
 
-/* Masters take the present values. */
+/* Copies the current values to the master copies. */
 static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
     const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
@@ -23880,7 +23898,7 @@ static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
            now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
 }
 
-/* Product and difference are rounded separately, whatever the compiler would like to fuse. */
+/* Product and difference are rounded separately: the compiler must not fuse them. */
 static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     volatile double product = learning_rate * weight_decay;
     return (float)(1.0 - product);
@@ -23931,7 +23949,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they take along when there is an `average`. */
+/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
 static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -23947,7 +23965,8 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
-/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+/* Checks the list of averages of a step: none NULL, none twice, each over a list that has not changed since its
+ * creation. */
 static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
     XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
                "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
@@ -23961,7 +23980,7 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
 static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
                                 xd_update_args *args) {
     for (int i = 0; i < d->average_count; i++)
@@ -23999,7 +24018,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 /* safetensors.c: what a writer checks about one tensor; *bytes is its size. */
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes);
 
-/* safetensors.c: does a text that the JSON writer made read back? Finds repeated names and keys in O(n log n). */
+/* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
 /* >>io/safetensors.c */
@@ -24012,7 +24031,7 @@ enum {
     XDI_SAFETENSORS_LIMIT = 100000000, /* header bytes */
     XDI_SAFETENSORS_NAME = 65536,
     XDI_SAFETENSORS_DIMS = 64,
-    XDI_SAFETENSORS_GAP = 256 * 1024, /* bytes between two pieces that are worth a second read */
+    XDI_SAFETENSORS_GAP = 256 * 1024, /* distance in bytes of two ranges from which a second read pays */
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
@@ -24027,7 +24046,7 @@ struct xd_safetensors {
     int64_t count;
     uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
-    void *owned;                /* bytes, when they were read into memory of ours */
+    void *owned;                /* bytes, when they were read into memory of this object */
     bool mapped, open, skip_unknown;
     intptr_t file;
 };
@@ -24114,7 +24133,7 @@ static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json
     return XD_OK;
 }
 
-/* Room for the infos and for the sizes of all shapes. */
+/* Allocates the infos and the sizes of all shapes. */
 static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
     size_t tensors = 0, sizes = 0;
     for (const xd_json *entry = xd_json_first(f->header); entry; entry = xd_json_next(entry)) {
@@ -24134,7 +24153,7 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* The tensors tile the data area: no hole, no overlap, no byte after the last one. */
+/* The tensors must cover the data area: no gap, no overlap, no byte after the last one. */
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
@@ -24175,7 +24194,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
         sizes += info->ndim;
     }
     XD_TRY(xdi_safetensors_check_tiles(f));
-    int64_t kept = 0; /* skipped tensors were needed for the tiling only */
+    int64_t kept = 0; /* tensors that are skipped were needed for the check above only */
     for (int64_t i = 0; i < f->count; i++)
         if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
     f->count = kept;
@@ -24234,7 +24253,8 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
 static xd_result xdi_safetensors_map(xd_safetensors *f) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const void *address = NULL;
-    if (f->size < 8) return XD_OK; /* the header check says it better; and nothing maps an empty file */
+    if (f->size < 8)
+        return XD_OK; /* the header check has the better message, and an empty file cannot be mapped */
     f->mapped = files->map && files->map(files->user, f->file, f->size, &address) == 0;
     if (f->mapped) {
         f->bytes = (const unsigned char *)address;
@@ -24271,7 +24291,7 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
     return f;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object in *out, or destroys it on failure. */
 static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
     if (result == XD_OK)
         *out = f;
@@ -24316,7 +24336,7 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
     xd_release(f->ctx, f);
 }
 
-/* ---- looking ---- */
+/* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
     return f->count;
@@ -24374,11 +24394,11 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
-/* A box as pieces that are contiguous in the file, all of the same length, in ascending order. */
+/* A box as byte ranges ("pieces" below) of the file, all of the same length, in ascending order. */
 typedef struct xdi_safetensors_box {
     const xd_safetensors_info *info;
     const int64_t *offset, *size;
-    int outer;      /* dimensions that are stepped through; the others lie inside one piece */
+    int outer;      /* dimensions over which pieces are enumerated; the others lie inside one piece */
     uint64_t piece; /* bytes */
     uint64_t first; /* file offset of the first piece */
     int64_t pieces;
@@ -24422,7 +24442,7 @@ static uint64_t xdi_safetensors_piece(const xdi_safetensors_box *box, int64_t nu
     return at;
 }
 
-/* Pieces first, first + 1, ... that one read through the staging buffer serves; *end is where that read ends. */
+/* The number of pieces from `first` on that one read into the staging buffer covers; *end: the end of that read. */
 static int64_t xdi_safetensors_group(const xdi_safetensors_box *box, int64_t first, uint64_t *end) {
     const uint64_t begin = xdi_safetensors_piece(box, first);
     int64_t count = 1;
@@ -24557,7 +24577,7 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
     xd_json_write_end(w);
 }
 
-/* Gives every tensor its place and builds the header's text. */
+/* Assigns an offset to every tensor and builds the header's text. */
 static void xdi_safetensors_layout(xd_json_writer *w, const xd_safetensors_writer_desc *d,
                                    xdi_safetensors_plan_item *items, const void **order) {
     uint64_t end = 0;
@@ -24719,7 +24739,7 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
 #define XDI_WEIGHTS_SINGLE "model.safetensors"
 #define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
 
-enum { XDI_WEIGHTS_NAME = 64 }; /* more than any file name of ours needs */
+enum { XDI_WEIGHTS_NAME = 64 }; /* larger than any file name that is written here */
 
 struct xd_weights_files {
     xd_ctx *ctx;
@@ -24805,7 +24825,7 @@ static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensor
     return result;
 }
 
-/* The index and the files must say the same, in both directions. */
+/* The index and the files must agree, in both directions. */
 static xd_result xdi_weights_check(const xd_weights_files *m) {
     const xd_json *map = xdi_weights_map(m);
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
@@ -24902,7 +24922,7 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory;                 /* behind the struct */
+    char *directory;                 /* after the struct in the same block */
     xd_safetensors_writer **writers; /* [shards] */
     int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
@@ -24985,7 +25005,7 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     size_t bytes;
     xdi_weights_write_index(w, d);
     XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may stand in two shards */
+    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
@@ -25026,7 +25046,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
     return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
-/* Removes a file of the directory; that there is none, or no room for its path, is no failure of the save. */
+/* Removes a file of the directory. The save does not fail when the file does not exist, or without memory for its path. */
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);
@@ -25076,11 +25096,11 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
 
 /* >>io/gather.c */
 
-/* Model files from tensors that are spread over ranks. */
+/* Model files from tensors that are distributed over ranks. */
 
 #include <string.h>
 
-/* What one rank keeps during a save; writer and slab exist on root only. */
+/* The state of one rank during a save; writer and slab exist on root only. */
 typedef struct xdi_gather {
     xd_comm *world;
     xd_ctx *ctx;
@@ -25095,7 +25115,7 @@ static const xd_layout_desc *xdi_gather_whole(const xdi_gather *g, int64_t i) {
     return xd_layout_settings(g->desc->tensors[i].tensor.layout);
 }
 
-/* Bytes of one index of dimension 0, and how many of them make a slab. A pure function of what all ranks know. */
+/* Bytes of one index of dimension 0; returns the indices in a slab. Pure, so the same on all ranks. */
 static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     size_t bytes = xd_dtype_size(g->desc->tensors[i].tensor.dtype);
@@ -25146,7 +25166,7 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     return XD_OK;
 }
 
-/* One tensor. A root that cannot write goes on gathering until the ranks agree, so that none waits for it. */
+/* One tensor. A root that cannot write continues to gather until the ranks agree, so that none waits for it. */
 static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
@@ -42154,8 +42174,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
 
-/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
- * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the remainder of x modulo ln 2, e^f - 1 is computed as
+ * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
     const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
@@ -42196,8 +42216,8 @@ XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
 }
 
 /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
- * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
-/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger,
+ * and w the weight of the smaller one in m, m = larger (1 + w (E - 1)). */
 XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
     const xdi_w gap = t - s;
     const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
@@ -42233,7 +42253,7 @@ XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w 
 
 /* Powers and logarithms of base 2, ends of arrays and sums of lanes, for one width; see loops.inc. */
 
-/* Element i of n and the ones behind it; past the end `fill`. */
+/* Elements of an array of n from element i on; past the end `fill`. */
 XDI_INLINE xdi_v XDI_V(read)(xdi_simd_array x, int64_t i, int64_t n, float fill) {
     xdi_simd_array lanes;
     float part[XDI_V(lanes)];
@@ -42286,7 +42306,7 @@ XDI_INLINE void XDI_V(send_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v 
     XDI_V(stream)(x, i + XDI_V(lanes), b);
 }
 
-/* A scaled power of 2 and what it takes, so that a loop makes the constants once, whatever it asks on its way. */
+/* A scaled power of 2 and its constants, so that a loop computes them once. */
 typedef struct XDI_V(power_of) {
     xdi_v factor, magic, low; /* in steps */
     xdi_v exponent_factor,
@@ -42367,8 +42387,8 @@ XDI_INLINE float XDI_V(largest)(xdi_v x) {
 
 /* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
 
-/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
- * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the remainder of x modulo ln 2, e^f - 1 is computed as
+ * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
     const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
@@ -42409,8 +42429,8 @@ XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
 }
 
 /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
- * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
-/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger,
+ * and w the weight of the smaller one in m, m = larger (1 + w (E - 1)). */
 XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
     const xdi_w gap = t - s;
     const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
@@ -42463,7 +42483,7 @@ XDI_INLINE void XDI_W(add_positive)(XDI_W(sum) * sum, xdi_w term) {
     sum->low += (XDI_W(words))XDI_W(scaled)(rest, 1099511627776.0, XDI_W(set)(XDI_EXACT_MAGIC));
 }
 
-/* What `count` terms came to; false when one was large, infinite or NaN. */
+/* The sum of `count` terms; false when one was large, infinite or NaN. */
 XDI_INLINE bool XDI_W(sum_of)(const XDI_W(sum) * sum, int64_t count, xd_fixed *total) {
     const uint64_t magic = (uint64_t)count * XDI_EXACT_MAGIC_BITS;
     uint64_t high = 0, low = 0, large = 0;
@@ -42849,8 +42869,8 @@ XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, b
     return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
 }
 
-/* A loop for each kind of soft part and for `parity`, which reading and writing depend on. Whether there is a hard part,
- * and whether the gradient goes past the caches, is asked for every two vectors: a processor foresees it. */
+/* A loop for each kind of soft part and for `parity`, on which reading and writing depend. Whether there is a hard part,
+ * and whether the gradient bypasses the caches, is tested for every two vectors: these branches are predicted. */
 XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
                                       xdi_v b) {
     if (sent)
@@ -42909,7 +42929,7 @@ XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_
 }
 
 XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
-    const xdi_tile_gradient g = *given; /* stores cannot change a copy */
+    const xdi_tile_gradient g = *given; /* a copy, which cannot alias the stores */
     switch (soft) {
     case XDI_TILE_NONE: XDI_V(gradient_kind)(&g, n, XDI_TILE_NONE); break;
     case XDI_TILE_FORWARD: XDI_V(gradient_kind)(&g, n, XDI_TILE_FORWARD); break;
@@ -42941,7 +42961,7 @@ XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft sof
 
 /* >>kernel/simd/kept.inc */
 
-/* The gradient of a tile from powers that were kept. */
+/* The gradient of a tile from powers that were stored. */
 
 XDI_INLINE xdi_v XDI_V(kept_at)(const xdi_tile_kept *g, int64_t i) {
     xdi_simd_array p, q;
@@ -42965,7 +42985,7 @@ XDI_INLINE void XDI_V(kept_loop)(const xdi_tile_kept *g, int64_t n, bool sent) {
 XDI_LEAF void XDI_V(tile_kept)(const xdi_tile_kept *given, int64_t n) {
     const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
     uint16_t out[2 * XDI_V(lanes)];
-    xdi_tile_kept g = *given; /* stores cannot change a copy */
+    xdi_tile_kept g = *given; /* a copy, which cannot alias the stores */
     if (g.streamed)
         XDI_V(kept_loop)(&g, whole, true);
     else
@@ -43552,4 +43572,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e7f189df83655e373fbed56fae32f284e4c21688c3a7c73b5d06dd83365f8317 */
+/* xdistill sha256 201f08a9f9728be9dfa8d6e06d9b46b9874c6f6945a99d41c03c75444f589d62 */

@@ -8,26 +8,26 @@
                   copies to the host: results stay on the device until xd_read.
    NUMERICS       Elementwise operations (AdamW, SGD, averages, casts, scaling) and sums over ranks have the bits of the
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
-                  (INVARIANT) have the CPU's bits as well. Losses form their terms in f32 and add them in double, so
+                  (INVARIANT) have the CPU's bits as well. Losses compute their terms in f32 and add them in double, so
                   they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
-   CONTENTS       search for ">>": what every kernel stands on, then the operations, then the table. */
+   CONTENTS       search for ">>": the basis of every kernel, then the operations, then the table. */
 
 /* Generated from src/xdistill_cuda.cu by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #include "xdistill.h"
 
 /* >>cuda/port.cuh */
 
-/* What every kernel of the unit stands on: launching, shared memory, 16-byte access, element types,
+/* The basis of every kernel of the unit: launching, shared memory, 16-byte access, element types,
  * reductions.
  *
  * The unit is compiled in two ways: by nvcc for a GPU and, with XD_EMU defined, by a C++ compiler against a
- * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both take them as they are:
+ * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both compile them unchanged:
  *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
- *   rounding       what promises bits spells it: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
- *   formulas       those of an element or a row that a CPU has too stand in the header: base/scalar.h, kernel/..._scalar.h */
+ *   rounding       explicit where bits are promised: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
+ *   formulas       those of an element or a row that a CPU has too are in the header: base/scalar.h, kernel/..._scalar.h */
 
 #include <cuda_runtime.h>
 
@@ -43,7 +43,7 @@
         "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"
 #endif
 
-/* The emulation brings its own forms of all but the last. */
+/* The emulation has its own forms of all but the last. */
 #if !defined(XD_EMU)
 #    define XD_SHARED(type, name, extent) __shared__ type name extent
 #    define XD_DYN_SHARED(type, name)                                            \
@@ -59,7 +59,7 @@
 
 struct xdi_cuda_cublas;
 
-/* The device that a context computes on. The table comes first, so that a context's table leads back here. */
+/* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
 struct xd_cuda {
     xd_kernels kernels;
     xd_ctx *ctx;
@@ -80,7 +80,7 @@ static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
 
 /* ---- errors ---- */
 
-/* A CUDA error as a result of ours: the call as it was written, CUDA's name and text for what went wrong. */
+/* A CUDA error as an xd_result: the call as it was written, CUDA's name and text of the error. */
 static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *call, const char *file, int line,
                                  const char *function) {
     if (error == cudaSuccess) return XD_OK;
@@ -95,7 +95,7 @@ static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *cal
 
 /* ---- launches ---- */
 
-/* While it lives the context's device is the thread's current one. */
+/* During its lifetime the context's device is the thread's current one. */
 struct xdi_cuda_scope {
     xd_ctx *ctx;
     int previous;
@@ -123,7 +123,7 @@ struct xdi_cuda_scope {
 struct xdi_cuda_grid {
     int64_t blocks;
     int threads;
-    int cluster;         /* blocks that run together and reach each other's shared memory; 0: none do */
+    int cluster;         /* blocks that run together and can access each other's shared memory; 0: no cluster */
     size_t shared_bytes; /* dynamic */
 };
 
@@ -335,7 +335,7 @@ static void *xdi_cuda_allocate_plain(void *user, size_t bytes) {
     (void)user;
     void *memory = NULL;
     if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
-    cudaGetLastError(); /* "no room" is told by NULL */
+    cudaGetLastError(); /* a lack of memory is reported by NULL */
     return NULL;
 }
 
@@ -375,7 +375,7 @@ static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value,
     return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
 }
 
-/* Asks again and again instead of waiting, so that a peer that never comes ends in a message. */
+/* Polls instead of blocking, so that a peer that never comes is an error at the deadline. */
 static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
     const double seconds = xd_ctx_settings(launch->ctx)->timeout_seconds;
     const double deadline = xd_now(launch->ctx) + seconds;
@@ -401,7 +401,7 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
 }
 
-/* Events order ranks that read each other's memory, so this is where other GPUs are let in. */
+/* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
     const int device = xdi_cuda_of(ctx)->device;
     int devices = 0;
@@ -440,8 +440,9 @@ static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *u
     return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
 }
 
-/* Whoever opens a small block sees the 2 MiB that it was cut from, so none is smaller. Another rank's failure to open
- * it is answered by messages, so errors are no more than "cannot" here; one that stays shows in the next call. */
+/* A process that opens a small block gets access to the whole 2 MiB allocation that contains it, so no block is smaller.
+ * If another rank cannot open it, messages are used instead, so errors only give NULL here; a permanent error is reported
+ * by the next call. */
 static void *xdi_cuda_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
     static_assert(sizeof(cudaIpcMemHandle_t) == sizeof *handle, "a handle holds what CUDA calls one");
     const size_t unit = (size_t)2 << 20;
@@ -504,10 +505,10 @@ static xd_device_ops xdi_cuda_memory_table() {
 /* >>cuda/list.cuh */
 
 /* Lists of arrays. A model has a thousand of them and a launch for each would cost more than the work, so a kernel
- * takes a list, in one of two forms, and cuts every array into chunks that begin at multiples of 16 bytes when the
- * array does.
- *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph keeps its own
- *   xdi_cuda_kept   in device memory, for a caller that comes with the same arrays again: one launch */
+ * takes a list, in one of two forms, and splits every array into chunks that are aligned to 16 bytes when the array
+ * is.
+ *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph has its own copy
+ *   xdi_cuda_kept   stored in device memory, for a caller that passes the same arrays repeatedly: one launch */
 
 enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3328 };
 
@@ -535,12 +536,12 @@ template <typename Item> struct xdi_cuda_list {
     }
 };
 
-/* Lies in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
- * that what changes between calls, like the gradients' addresses, lies together. Empty arrays are in it. */
+/* Stored in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
+ * that what changes between calls, like the gradients' addresses, is contiguous. Includes empty arrays. */
 template <typename Item> struct xdi_cuda_kept {
     enum { WORDS = (int)(sizeof(Item) / sizeof(uint64_t)) };
     static_assert(sizeof(Item) % sizeof(uint64_t) == 0, "whole words");
-    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not kept */
+    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not stored */
     int64_t chunks, chunk;
     int count;
 
@@ -591,7 +592,7 @@ static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchLis
     return XD_OK;
 }
 
-/* As many blocks as are at work at once, or one a chunk when those are fewer. */
+/* As many blocks as can run at once, or one per chunk when there are fewer chunks. */
 template <typename... Parameters>
 static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, void (*kernel)(Parameters...),
                                      xdi_cuda_grid *grid) {
@@ -603,15 +604,15 @@ static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, vo
     return XD_OK;
 }
 
-/* ---- lists that are kept ---- */
+/* ---- lists stored on the device ---- */
 
 struct xd_array_list {
     xd_ctx *ctx;
     uint64_t *device; /* [room] the list of the last call */
-    uint64_t *there;  /* [room] the same on the host */
-    uint64_t *next;   /* [room] of the present call */
+    uint64_t *there;  /* [room] a copy of it on the host */
+    uint64_t *next;   /* [room] of the current call */
     int64_t room, words;
-    bool captured; /* a graph reads it, so it must stay as it is */
+    bool captured; /* a graph reads it, so it must not change */
 };
 
 enum {
@@ -619,7 +620,7 @@ enum {
     XDI_CUDA_PATCH_WORDS = 496
 }; /* words of the longest item and its first chunk */
 
-/* Words on their way into a kept list, as parameters: they need no memory that would have to stay. */
+/* Words to write into a stored list, as kernel parameters: so no host memory must stay valid until the copy. */
 struct xdi_cuda_patch {
     uint64_t *to;
     int64_t count;
@@ -658,10 +659,10 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     return XD_OK;
 }
 
-/* Brings list->next to the device where it differs from what is there. */
+/* Copies the words of list->next that have changed to the device. */
 static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list, int64_t words) {
     const bool all = list->words != words;
-    list->words = 0; /* until everything is on its way */
+    list->words = 0; /* until all copies have been launched */
     for (int64_t at = 0; at < words; at += XDI_CUDA_PATCH_WORDS) {
         xdi_cuda_patch patch;
         patch.to = list->device + at;
@@ -676,8 +677,8 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
     return XD_OK;
 }
 
-/* Whether kernels can read list->next on the device. A graph reads what is there when it runs, so a list that one reads
- * is not changed any more, and while a graph is captured nothing is sent. */
+/* Whether kernels can read list->next on the device. A graph reads the contents at the time it runs, so a list that a
+ * graph reads is not changed any more, and nothing is copied while a graph is being captured. */
 static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t words,
                                      bool *there) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -697,8 +698,8 @@ static int64_t xdi_cuda_chunk_of(int64_t elements) {
     return chunk;
 }
 
-/* Makes out the list of the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when it
- * cannot be kept. `list` may be NULL. */
+/* Fills *out with the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when the list
+ * cannot be stored. `list` may be NULL. */
 template <typename Item, typename MakeItem>
 static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int64_t count,
                                MakeItem make_item, xdi_cuda_kept<Item> *out) {
@@ -745,7 +746,7 @@ static __device__ inline xdi_cuda_span xdi_cuda_span_of(int64_t chunk_of_array, 
     return span;
 }
 
-/* Calls work(item, span) for each chunk of the list that falls to this block. */
+/* Calls work(item, span) for each chunk of the list that is this block's. */
 template <typename List, typename Work>
 static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
@@ -756,7 +757,7 @@ static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
 }
 
 /* The threads of a block share the elements of a span: eight(i) for eight that start at i while `wide`,
- * one(i) for the rest. What becomes of an element must not depend on which of the two has it. */
+ * one(i) for the others. The result for an element must not depend on which of the two is called. */
 template <typename Eight, typename One>
 static __device__ inline void xdi_cuda_walk(xdi_cuda_span span, bool wide, Eight eight, One one) {
     const int64_t eights = wide ? (span.end - span.begin) / 8 : 0;
@@ -819,9 +820,10 @@ static __device__ inline void xdi_cuda_write8(void *data, int dtype, int64_t i, 
 
 /* >>cuda/copy.cu */
 
-/* Strided copies, many in a launch: the pieces of a redistribution, and arrays that keep their dtype. Reads
- * and writes every byte once, 16 at a time where addresses, strides and lengths allow; the index is taken
- * apart by divisions, which memory hides. Grid: one block of 256 threads a chunk of 16384 units. */
+/* Strided copies, many in a launch: the blocks of a redistribution, and arrays whose dtype does not change. Reads
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow; coordinates are computed from
+ * the index by divisions, whose time is hidden by that of memory. Grid: one block of 256 threads per chunk of 16384
+ * units. */
 
 struct xdi_cuda_move {
     char *to;
@@ -881,7 +883,7 @@ static int64_t xdi_cuda_move_bytes(void *to, const void *from, int64_t bytes, xd
 }
 
 /* A strided block of elements of `size` bytes. Where the last dimension is dense on both sides it is moved in
- * larger units; otherwise element by element. A stride of zero reads the same element again and again. */
+ * larger units; otherwise element by element. A stride of zero reads the same element repeatedly. */
 static int64_t xdi_cuda_move_block(const xd_copy *copy, const void *source, void *destination, size_t size,
                                    xdi_cuda_move *move) {
     const int last = copy->ndim - 1;
@@ -1961,9 +1963,9 @@ static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
 
 /* >>cuda/matmul.cu */
 
-/* The matrix product of the table in plain CUDA: the one for INVARIANT mode, for the emulation, and where no
- * vendor's library is at hand. A block of 256 threads makes a tile of 64 x 64 sums, a thread 4 x 4 of them;
- * 16 terms of both sides stand in shared memory at a time. An element's sum runs over k in blocks of 256
+/* The matrix product of the table in plain CUDA: for INVARIANT mode, for the emulation, and without cuBLASLt. A block
+ * of 256 threads computes a tile of 64 x 64 sums, a thread 4 x 4 of them; shared memory holds 16 terms of both
+ * operands at a time. An element's sum runs over k in blocks of 256
  * terms, each from the first to the last term by fused multiply-adds, so its bits depend on k alone. Strides
  * are free: the transposed matrix is the same memory.
  *   grid ceil(m / 64) * ceil(n / 64); reads m n k / 64 elements of each side, mostly from the L2 cache. */
@@ -2051,9 +2053,9 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
  * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
  * and the latter the matrix.
  *
- * Where products are wanted in bf16, a side in f32 is rounded into memory of ours first, as many rows at a
- * time as that holds: pieces of a side are rows or columns of the result, so no sum is taken apart. What does
- * not fit this, and what cuBLASLt has nothing for, is the plain kernel's. */
+ * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a
+ * time as fit: these are rows or columns of the result, so no sum is split. Products that do not fit this form, and
+ * those for which cuBLASLt has no algorithm, are computed by the plain kernel. */
 
 #if defined(__has_include)
 #    if __has_include(<cublasLt.h>)
@@ -2098,7 +2100,7 @@ struct xdi_cuda_cublas {
 static const size_t xdi_cuda_cublas_workspace_bytes = (size_t)32 << 20;
 static const size_t xdi_cuda_cublas_room_bytes = (size_t)96 << 20;
 
-/* A status of cuBLASLt as a result of ours: the call as it was written, the library's text for the status. */
+/* A status of cuBLASLt as an xd_result: the call as it was written, the library's text for the status. */
 static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cublas, cublasStatus_t status,
                                         const char *call, const char *file, int line, const char *function) {
     if (status == CUBLAS_STATUS_SUCCESS) return XD_OK;
@@ -2311,7 +2313,7 @@ struct xdi_cuda_cublas_product {
         return XD_OK;
     }
 
-    /* Whatever an address is a multiple of beyond 16 bytes is left unsaid: the bits would depend on it. */
+    /* Alignment beyond 16 bytes is not described: the bits would depend on it. */
     xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
         const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
@@ -2344,7 +2346,7 @@ struct xdi_cuda_cublas_product {
     }
 };
 
-/* *taken: false where cuBLASLt has nothing for the product; nothing has been launched then. */
+/* *taken: false where cuBLASLt has no algorithm for the product; nothing has been launched then. */
 static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cuda_cublas *cublas,
                                           const xd_matmul_args &args, bool *taken) {
     const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
@@ -2453,22 +2455,22 @@ static void xdi_cuda_cublas_close(xd_cuda *) {}
 
 /* >>cuda/loss.cuh */
 
-/* Rows of logits: who works on a row, how its elements are read and written, and sums of terms.
+/* Rows of logits: the threads of a row, reading and writing its elements, and sums of terms.
  *
  * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
- * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
- * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+ * ones. A thread processes eight columns at a time, 16 bytes per load where the row is aligned to 16 bytes; it adds
+ * these eight in f32 and everything else in double. Every sum has one order, whatever the grid. */
 
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
 
-/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
- * blocks on a processor. */
+/* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
+ * to have more blocks on a multiprocessor. */
 #define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
 #define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
 
-/* Runs the statements with TEAM as the threads that work on a row of so many columns. */
+/* Runs the statements with TEAM as the number of threads for a row of `columns` columns. */
 #define XDI_CUDA_TEAMS(columns, TEAM, ...)   \
     if ((columns) <= XDI_CUDA_SHORT_ROW) {   \
         enum { TEAM = XDI_CUDA_WARP };       \
@@ -2558,7 +2560,7 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     return chunk;
 }
 
-/* Writes them, rounded; those at `end` and beyond are left alone. */
+/* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
 static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
                                              const xdi_cuda_eight &chunk) {
@@ -2767,9 +2769,9 @@ xdi_cuda_team_totals(const xdi_cuda_sums<N, FIXED> &mine) {
 
 /* ---- sorting ---- */
 
-/* Sorts count things by the TEAM threads that call it: order(low, high) puts the things at two places, low < high,
- * into order. Bitonic, every step ascending, so that places past the end need no things. The steps of a team see
- * each other's writes. */
+/* Sorts `count` items by the TEAM threads that call it: order(low, high) orders the items at two indices, low < high.
+ * Bitonic, every step ascending, so that indices past the end need no items. The steps of a team see each other's
+ * writes. */
 template <int TEAM, typename Order>
 static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
     for (int64_t size = 2; size / 2 < count; size *= 2)
@@ -3343,11 +3345,11 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* >>cuda/loss_fused.cu */
 
-/* A loss row by row: references and sums come in one read of the rows, by running sums; where one shard is the whole
+/* A loss row by row: references and sums are computed in one read of the rows, as running sums; where one shard is the whole
  * row, its scalars and its gradient follow at once, while the row is in the cache. Two reads and one write of a row,
  * three reads for JSD. Grid (rows / teams), block 256.
  *
- * Each thread sums relative to the largest elements that it has seen; when a larger one comes, its sums are brought to
+ * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
  * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
 /* What a thread has seen. The sums are relative to the references in `row`. */
@@ -3911,7 +3913,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
     xdi_cuda_cluster_grad(a, r, memory.row, s, counts, stop);
-    xdi_cuda_cluster_sync(); /* nobody leaves while others read his sums */
+    xdi_cuda_cluster_sync(); /* no block exits while others read its sums */
 }
 
 /* ---- which rows ---- */
@@ -3969,7 +3971,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
 
 /* ---- set-up ---- */
 
-/* Adds the ranks of a cluster up through its blocks' shared memory. */
+/* Sums the block ranks of a cluster through the blocks' shared memory. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
     XD_SHARED(int, mine, );
     if (threadIdx.x == 0) mine = (int)xdi_cuda_cluster_rank();
@@ -4054,8 +4056,8 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
 /* >>cuda/loss_rows.cu */
 
 /* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
- * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
- * micro-batch are few beside their columns. */
+ * reference. One block of 256 threads sums over rows, in the order of the threads; a micro-batch has few rows compared
+ * with its columns. */
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
@@ -4064,8 +4066,8 @@ static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_
 
 /* ---- denominators ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p,
-                                                                  int64_t *part) {
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p, int64_t *part) {
     xdi_cuda_sums<1, true> mine;
     int64_t positions = 0;
     for (int64_t i = (int64_t)threadIdx.x; i < p.count; i += XDI_CUDA_TEAM_BLOCK) {
@@ -4183,7 +4185,7 @@ struct xdi_cuda_rows_findings_join {
 struct xdi_cuda_rows_value {
     double hard, soft;
     int finding;
-    double value; /* what the status shows of it */
+    double value; /* for the status */
 };
 
 static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_args &a, int64_t r) {
@@ -4769,7 +4771,7 @@ static xd_mft_kernels xdi_cuda_mft_table() {
 /* >>cuda/loss_softmax.cu */
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/cpu/softmax.c is the reference.
- * Terms are f32, sums and what is kept per row double. */
+ * Terms are f32, sums and values per row double. */
 
 /* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
 
@@ -5374,7 +5376,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
     const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
-    __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
+    __syncwarp(); /* all lanes read the entry with the largest mass, which one lane wrote */
     if (a.divergence == XD_JSD) {
         xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
     } else {
@@ -7772,4 +7774,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 3b36ce7bbc429094fe36942cf62bfe6b175e53de84451106005c1d290cb873e3 */
+/* xdistill sha256 eeb2414d122af2f5ae26f20662b45e402f2dfcd56fc5594d7823b2b3f7ba0d58 */

@@ -12,11 +12,11 @@
        xd_comm_destroy(world);
        MPI_Finalize();
 
-   Everything goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are
-   formed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
-   transport, whatever the MPI library does. Data is memory of the host: on contexts with a GPU, memory of the GPU
+   All data goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are
+   computed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
+   transport, with any MPI library. Data is memory of the host: on contexts with a GPU, memory of the GPU
    is refused (UNSUPPORTED); xdistill_nccl.h moves it. Needs MPI 3.0. The thread that owns the context makes the MPI
-   calls: MPI_THREAD_SINGLE will do when it is the main thread. */
+   calls: MPI_THREAD_SINGLE is enough when it is the main thread. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
 
@@ -26,7 +26,7 @@
 #    error "xdistill_mpi.h belongs to xdistill.h version 0.2: take both from one release"
 #endif
 
-/* The C++ bindings of old are not needed, and not clean. */
+/* The old C++ bindings are not needed and cause warnings. */
 #if !defined(OMPI_SKIP_MPICXX)
 #    define OMPI_SKIP_MPICXX 1
 #endif
@@ -37,12 +37,11 @@
 
 /* How to join a world. Zero is the default of every field. */
 typedef struct xd_mpi_desc {
-    MPI_Comm
-        mpi; /* an intra-communicator; unset -> MPI_COMM_WORLD. The library works on a duplicate of its own
-                           * and never touches this one again */
+    MPI_Comm mpi; /* an intra-communicator; unset -> MPI_COMM_WORLD. The library uses a duplicate and does not
+                           * use this one again */
     size_t
-        staging_bytes; /* host memory for the pieces of a sum, the same on every rank; 0 -> the larger of 1 MiB and
-                           * 64 KiB a rank. At least 1 KiB a rank */
+        staging_bytes; /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of 1 MiB and
+                           * 64 KiB per rank. At least 1 KiB per rank */
 } xd_mpi_desc;
 
 /* Joins the processes of an MPI communicator into a world; ranks are those of the communicator.
@@ -53,9 +52,9 @@ typedef struct xd_mpi_desc {
  * The context's CPU level becomes the lowest of all processes. Collective over desc->mpi; waits at most
  * init_timeout_seconds. Memory: staging_bytes, once for all groups that are split from the world.
  *
- * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one
- * that died or destroyed its handle get TIMEOUT at their deadline. The memory of a broken world that MPI may
- * still look at is not given back, nor is its communicator; MPI_Finalize may wait for the missing rank.
+ * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER; those that wait for one
+ * that died or destroyed its handle get TIMEOUT at their deadline. Memory of a broken world that MPI may
+ * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
  * Errors: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups, staging_bytes
  * too small), MEMORY (the others then get TIMEOUT), MISMATCH (staging_bytes, on every rank), PEER (MPI's own error),
@@ -71,26 +70,26 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #include <stdio.h>
 #include <string.h>
 
-/* Two ranks that are in a group together exchange messages in the order of their calls, and MPI keeps that
- * order for one tag: so a group needs a tag for each kind of message and no number in it. Group ids grow and
- * are never used twice by one rank.
+/* Two ranks of a group exchange messages in the order of their calls, and MPI preserves the order of messages
+ * with the same tag: so a group needs a tag for each kind of message, and messages need no number. Group ids
+ * increase and are never used twice by one rank.
  *
- * The rank that sees the world break tells all others in a notice, which they look for while they wait and
- * before each call. That is how a rank that comes too late learns that nobody waits for it any more. */
+ * The rank that finds the world broken sends a notice to all others, which poll for it while they wait and
+ * before each call. So a rank that arrives too late learns that the others do not wait for it any more. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
     XDI_MPI_CONTROL = 0,
     XDI_MPI_DATA,
-    XDI_MPI_OFFER, /* send and recv: what the sender has */
-    XDI_MPI_REPLY, /* send and recv: what the receiver wants; later, that it has it */
+    XDI_MPI_OFFER, /* send and recv: what the sender passes */
+    XDI_MPI_REPLY, /* send and recv: what the receiver expects; later, that it has the data */
     XDI_MPI_CHANNELS,
     XDI_MPI_CHUNK = 1 << 30,         /* bytes of one message: counts of MPI are int */
-    XDI_MPI_STAGING = 1 << 20,       /* bytes for the pieces of a sum, at least */
+    XDI_MPI_STAGING = 1 << 20,       /* bytes for the terms of a sum, at least */
     XDI_MPI_STAGING_RANK = 1 << 16,  /* the same for each rank */
     XDI_MPI_STAGING_LEAST = 1 << 10, /* for each rank: an element of every node that its forest can have */
-    XDI_MPI_SHORT = 4096,            /* bytes up to which every rank sums a whole all_reduce for itself */
-    XDI_MPI_SPIN = 200               /* looks before every further one gives up the core */
+    XDI_MPI_SHORT = 4096, /* bytes up to which every rank computes the whole sum of an all_reduce */
+    XDI_MPI_SPIN = 200    /* polls before the core is yielded after each further one */
 };
 
 /* What the handles of one world share on this rank. */
@@ -101,15 +100,15 @@ typedef struct xdi_mpi_world {
     int groups;        /* ids that the tags of this MPI allow */
     xd_result failure; /* XD_OK, or what broke the world */
     int culprit;       /* world rank */
-    bool in_flight;    /* MPI may still look at memory of ours */
-    int32_t notice[2]; /* failure and culprit, on their way to the others */
+    bool in_flight;    /* MPI may still access memory of this world */
+    int32_t notice[2]; /* failure and culprit, being sent to the others */
     int64_t said[3];   /* this rank's CPU level, bytes of staging and their negative */
-    int64_t lowest[3]; /* of all ranks */
-    char *staging;     /* pieces of a sum: one node of every rank's forest after another, a tile of each */
+    int64_t lowest[3]; /* minimum over all ranks */
+    char *staging;     /* terms of a sum: a tile of each node of every rank's forest, in order */
     int64_t staging_bytes;
 } xdi_mpi_world;
 
-/* What passes between this rank and one other in an exchange. */
+/* The data that this rank and one other exchange. */
 typedef struct xdi_mpi_flow {
     const char *out;
     char *in;
@@ -124,11 +123,11 @@ typedef struct xdi_mpi {
     xd_control mine;
     xd_control *records;   /* [size], of the last control round */
     xdi_mpi_flow *flows;   /* [size] */
-    MPI_Request *requests; /* [2 size], of the messages under way: first those that arrive */
+    MPI_Request *requests; /* [2 size], of the pending messages: first those that arrive */
     MPI_Status *statuses;  /* [2 size], scratch: some compilers take MPICH's "ignore" for an array of none */
     int *peers;            /* [2 size], the group rank at the other end */
     int posted, arriving;  /* requests, and those of them that receive */
-    int64_t *begins;       /* [size], where each rank's piece of a sum begins */
+    int64_t *begins;       /* [size], first element of each rank's block of a sum */
     int64_t *counts;       /* [size], and its length */
     xd_leaves *leaves;     /* [size] */
     const void **pieces;   /* [size] */
@@ -140,15 +139,15 @@ static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
     if (--world->holders > 0) return;
     int finalized = 1;
     MPI_Finalized(&finalized);
-    /* A notice that arrives in a communicator which somebody has freed could end in the next one. */
+    /* After a failure a late notice for a freed communicator could arrive in the next one. */
     if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized) MPI_Comm_free(&world->comm);
     if (world->in_flight) return;
     xd_release(ctx, world->staging);
     xd_release(ctx, world);
 }
 
-/* The first failure counts. Tells everybody: notices are so short that they leave at once, and none is waited
- * for. */
+/* Only the first failure is recorded. Notifies all ranks: notices are so short that they are sent at once, so none
+ * is waited for. */
 static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
     int size = 0, rank = 0, done = 0;
     if (world->failure != XD_OK) return;
@@ -183,8 +182,8 @@ static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
     return true;
 }
 
-/* "2" or "2,3": the world ranks at the other end of what is under way; "" when that is nobody. Returns the
- * group rank of the first, or -1. */
+/* "2" or "2,3": the world ranks at the other end of pending messages; "" without any. Returns the group rank of
+ * the first, or -1. */
 static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
     size_t used = 0;
     int first = -1;
@@ -200,8 +199,8 @@ static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
     return first;
 }
 
-/* Ends what is under way, for the caller may free the buffers: messages that have not begun to arrive are
- * cancelled, the others get a second. */
+/* Ends pending messages, because the caller may free the buffers: those that have not begun to arrive are
+ * cancelled, the others get one second. */
 static void xdi_mpi_give_up(xdi_mpi *t) {
     const double end = xd_now(t->base.ctx) + 1.0;
     int done = 0;
@@ -218,9 +217,8 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
     t->posted = t->arriving = 0;
 }
 
-/* Reports the broken world in the words of comm/threads.c. A rank that was waiting for the one that did not
- * come says TIMEOUT, like the rank that looked at the clock first; the late one itself, and every later call,
- * says PEER. */
+/* Reports the broken world as comm/threads.c does. A rank that was waiting for the late one returns TIMEOUT, like
+ * the rank whose deadline passed first; the late one itself, and every later call, returns PEER. */
 static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
     const int culprit = t->world->culprit, me = t->world_ranks[t->base.rank];
     const bool late = t->world->failure == XD_ERROR_TIMEOUT;
@@ -254,7 +252,7 @@ static xd_result xdi_mpi_fault(xdi_mpi *t, int code, int peer) {
 
 /* ---- messages ---- */
 
-/* Looks at every request for itself: Testall says only whether all are done. */
+/* Tests every request separately: Testall only reports whether all are complete. */
 static xd_result xdi_mpi_test_each(xdi_mpi *t) {
     for (int i = 0; i < t->posted; i++) {
         int done = 0;
@@ -268,12 +266,12 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     char missing[160];
     XD_TRY(xdi_mpi_test_each(t));
     const int first = xdi_mpi_missing(t, missing, sizeof missing);
-    if (first < 0) return XD_OK; /* the last one came just now */
+    if (first < 0) return XD_OK; /* the last one has just completed */
     xdi_mpi_break(t->world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
     return xdi_mpi_report(t, true);
 }
 
-/* Waits for all that is under way. */
+/* Waits for all pending messages. */
 static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
     for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
         int done = 0;
@@ -324,7 +322,7 @@ static xd_result xdi_mpi_post(xdi_mpi *t, int peer, bool arrives, int tag) {
     return XD_OK;
 }
 
-/* Moves everything in t->flows, and leaves them empty. Both ends of a flow cut it into the same messages. */
+/* Moves all data of t->flows, which are empty afterwards. Both ends split a flow into the same messages. */
 static xd_result xdi_mpi_exchange(xdi_mpi *t, int channel, double deadline) {
     const int n = t->base.size, tag = xdi_mpi_tag(t, channel);
     for (bool more = true; more;) {
@@ -337,7 +335,7 @@ static xd_result xdi_mpi_exchange(xdi_mpi *t, int channel, double deadline) {
     return XD_OK;
 }
 
-/* Begins a new exchange. A failed one may have left something behind. */
+/* Begins a new exchange. A failed one may have left flows and requests behind. */
 static void xdi_mpi_clear(xdi_mpi *t) {
     memset(t->flows, 0, (size_t)t->base.size * sizeof *t->flows);
 }
@@ -385,7 +383,7 @@ static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine
     return XD_OK;
 }
 
-/* Where the next piece begins: by its displacement, or behind the last one. */
+/* First element of the next block: its displacement, or the end of the last one. */
 static int64_t xdi_mpi_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
     const int64_t begin = displacements ? displacements[rank] : *end;
     *end += count;
@@ -425,15 +423,14 @@ static int64_t xdi_mpi_nodes(const xdi_mpi *t, int rank) {
     return t->leaves[rank].total ? xd_leaves_nodes(t->leaves[rank].first, t->leaves[rank].count) : 1;
 }
 
-/* Elements of a piece of `count` in the tile that begins at `at`. */
+/* Elements of a block of `count` in the tile that begins at `at`. */
 static int64_t xdi_mpi_in_tile(int64_t count, int64_t at, int64_t tile) {
     const int64_t left = count > at ? count - at : 0;
     return left < tile ? left : tile;
 }
 
-/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks
- * before r)
- * + k of the staging memory. Node by node, since the nodes of a forest do not lie back to back. */
+/* Collects the tile at `at` of this rank's block: node k of rank r becomes tile (nodes of the ranks before r)
+ * + k of the staging memory. One message per node, since the nodes of a forest are not contiguous. */
 static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t stride, int64_t at, int64_t tile,
                                double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
@@ -441,7 +438,7 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
     int64_t deepest = 0;
     for (int r = 0; r < n; r++) deepest = xdi_mpi_nodes(t, r) > deepest ? xdi_mpi_nodes(t, r) : deepest;
     for (int64_t k = 0; k < deepest; k++) {
-        int64_t slot = 0; /* tiles of the ranks before */
+        int64_t slot = 0; /* tiles of the ranks before this one */
         xdi_mpi_clear(t);
         for (int r = 0; r < n; slot += xdi_mpi_nodes(t, r++)) {
             if (k == 0) t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
@@ -458,7 +455,7 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
     return XD_OK;
 }
 
-/* Reduces this rank's piece into out, tile by tile. */
+/* Reduces this rank's block into out, tile by tile. */
 static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, int64_t stride, int64_t tile,
                                 double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
@@ -478,8 +475,7 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
     return XD_OK;
 }
 
-/* Reads every rank's leaves off the control records; returns the elements that a tile of each node may have.
- */
+/* Reads every rank's leaves from the control records; returns the elements that a tile of each node may have. */
 static int64_t xdi_mpi_tile(xdi_mpi *t, const xd_collective *c) {
     int64_t nodes = 0;
     for (int r = 0; r < t->base.size; r++) {
@@ -502,8 +498,8 @@ static xd_result xdi_mpi_reduce_scatter(xdi_mpi *t, const xd_collective *c, doub
     return xdi_mpi_reduce(t, c, c->recv, total, tile, deadline);
 }
 
-/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In
- * place, a rank stores sums only over what it has sent already or sends to nobody. */
+/* Each rank sums a block, then all gather the sums. Short arrays go to every rank whole, which saves a round. In
+ * place, a rank overwrites only elements that it has sent already or does not send. */
 static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double deadline) {
     const int n = t->base.size, me = t->base.rank;
     const size_t size = xd_dtype_size(c->dtype);
@@ -537,7 +533,7 @@ static xd_result xdi_mpi_tell(xdi_mpi *t, int peer, int channel, const void *out
     return xdi_mpi_exchange(t, channel, deadline);
 }
 
-/* Offer, reply, and when both agree the data and a word that it is there. */
+/* Offer, reply and, when both agree, the data and a confirmation. */
 static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadline) {
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
     const int peer = c->root, me = t->base.rank, from = t->world_ranks[sends ? me : peer],
@@ -552,7 +548,7 @@ static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadlin
                         deadline));
     XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
                         deadline));
-    if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* there is no data to move */
     XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
                "rank %d refused its own arguments", t->world_ranks[peer]);
     XD_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
@@ -610,7 +606,7 @@ static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
-/* Looking for a notice is a call of MPI, which moves on what is under way. */
+/* Polling for a notice calls MPI, which makes progress on pending messages. */
 static xd_result xdi_mpi_poll(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     return xdi_mpi_is_broken(t->world) ? xdi_mpi_report(t, false) : XD_OK;
@@ -672,7 +668,7 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     return XD_OK;
 }
 
-/* Waits for a request that was started with `code`, so that a rank that never comes is noticed. */
+/* Waits for a request that was started with `code`, with a deadline, in case a rank never comes. */
 static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const char *what) {
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
     int done = 0;
@@ -687,7 +683,7 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
     return XD_OK;
 }
 
-/* What must be the same everywhere is brought together. */
+/* Collects the settings that must be the same on all ranks. */
 static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world) {
     MPI_Request request = MPI_REQUEST_NULL;
     world->said[0] = (int64_t)xd_ctx_settings(ctx)->cpu;
@@ -698,8 +694,8 @@ static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world) {
     return xdi_mpi_join(ctx, code, &request, "compare the ranks' settings");
 }
 
-/* Processes may run on different processors; losses have the bits of a CPU level, so all take the lowest. Ranks whose
- * staging differs would cut sums into different tiles. */
+/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. Ranks
+ * whose staging differs would split sums into different tiles. */
 static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_world *world) {
     XD_REQUIRE(ctx, world->lowest[1] == -world->lowest[2], XD_ERROR_MISMATCH,
                "staging_bytes is %lld here, and between %lld and %lld on the ranks",
@@ -725,7 +721,8 @@ static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, xdi_mpi
     XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d->staging_bytes);
     world->failure = xdi_mpi_duplicate(ctx, d->mpi, &world->comm);
     if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world);
-    if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write what it was given */
+    if (world->failure != XD_OK)
+        world->in_flight = true; /* MPI may still write to the buffers of the request */
     XD_TRY(world->failure);
     XD_TRY(xdi_mpi_agree(ctx, world));
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);

@@ -13,10 +13,10 @@
        xd_comm_destroy(world);
        xd_cuda_destroy(cuda);
 
-   Data lies on the GPU and moves on the context's stream; what the host waits for, xd_nccl_desc.compare says.
-   DETERMINISTIC and INVARIANT sums are formed here, in rank order, by the context's kernels: the bits are
-   those of the threads transport, whatever NCCL does. Host memory is taken too, by way of the GPU, and waited
-   for. Needs NCCL 2.18. */
+   Data is on the GPU and moves on the context's stream; xd_nccl_desc.compare decides what the host waits for.
+   DETERMINISTIC and INVARIANT sums are computed here, in rank order, by the context's kernels: the bits are
+   those of the threads transport, with any version of NCCL. Host memory is copied through the GPU, and calls
+   with it wait. Needs NCCL 2.18. */
 #ifndef XDISTILL_NCCL_H
 #define XDISTILL_NCCL_H
 
@@ -33,17 +33,17 @@
 #    error "xdistill_nccl.h needs NCCL 2.18"
 #endif
 
-/* How to join a world. Zero is the default of every field. Ranks learn the id of the world in one of three
- * ways: it is given, or rank 0 makes it and hands it on by a file or by TCP. A world of one rank needs none
+/* How to join a world. Zero is the default of every field. Ranks get the id of the world in one of three
+ * ways: as `id`, or rank 0 creates it and passes it on through a file or TCP. A world of one rank needs none
  * of them. */
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
-    const ncclUniqueId *id; /* of xd_nccl_unique_id on one rank, brought to all by MPI for example */
-    const char *file; /* a path that all ranks see, where no file is yet; removed when all have joined */
-    const char *host; /* the machine of rank 0 (MASTER_ADDR of a launcher), and a port on it that is free: */
-    const char *port; /* torchrun itself listens on MASTER_PORT */
+    const ncclUniqueId *id; /* from xd_nccl_unique_id on one rank, sent to all, for example by MPI */
+    const char *file; /* a path that all ranks see, where no file exists yet; removed when all have joined */
+    const char *host; /* the machine of rank 0 (MASTER_ADDR of a launcher) */
+    const char *port; /* a free port there: not MASTER_PORT, on which torchrun itself listens */
     int64_t compare;  /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
-    size_t staging_bytes; /* device memory for the pieces of a sum; 0 -> 16 MiB */
+    size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
 } xd_nccl_desc;
 
 /* The id of a new world, for xd_nccl_desc.id. Local. Errors: DEVICE, PEER (with NCCL's own text). */
@@ -51,24 +51,24 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 
 /* Joins the ranks that share an id into a world.
  *
- *   ctx    computes on a GPU (xd_cuda_create), which is the calling thread's current device here and in every
- *          xd_comm_split; no two ranks of one process may have the same one
+ *   ctx    computes on a GPU (xd_cuda_create), which must be the calling thread's current device here and in every
+ *          xd_comm_split; ranks of one process must have different GPUs
  *   desc   read during the call only; compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
- * Comparing the ranks' arguments costs a round over the network, for which the host waits, and with it for
- * the group's earlier collectives, though not for the kernels behind them. Where `compare` leaves it out, a
- * call only starts work, ranks that disagree hang until the next deadline, and displacements are passed by
- * all or by none. Barriers, splits, agreements and sums over leaves always make that round; sends and receives
- * do when compare is 0.
+ * Comparing the ranks' arguments takes a network round trip. The host waits for it, and so for the group's
+ * earlier collectives, but not for kernels launched after them. For calls that are not compared, the call only
+ * starts work, ranks whose arguments differ hang until the next deadline, and either all ranks or none must
+ * pass displacements. Barriers, splits, agreements and sums over leaves are always compared; sends and receives
+ * when compare is 0.
  *
  * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
  * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
  *
- * After a failure: NCCL does not say which rank is missing, so those that wait for one that left or died get
- * TIMEOUT at their deadline, or PEER as soon as NCCL notices. Then all communicators of the world are aborted
- * on this rank, which ends the work that its streams were waiting in. A wait by CUDA's own calls, with no
- * call of the library to look at the clock, does not end by itself: wait by xd_read or xd_barrier.
+ * After a failure: NCCL does not report which rank is missing, so ranks that wait for one that left or died get
+ * TIMEOUT at their deadline, or PEER as soon as NCCL detects it. Then all communicators of the world are aborted
+ * on this rank, which ends the work that its streams were waiting in. A wait by CUDA's own calls has no deadline
+ * and may never end: wait by xd_read or xd_barrier.
  *
  * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
  * file, the port), MISMATCH (compare or staging_bytes), DEVICE and PEER (with NCCL's own text), TIMEOUT.
@@ -88,20 +88,20 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #include <time.h>
 #include <unistd.h>
 
-/* Communicators do not block: a call of NCCL that has to wait for peers says "in progress", and this file
- * asks again until it is done or the deadline has passed.
+/* Communicators do not block: a call of NCCL that has to wait for peers returns "in progress", and this file
+ * polls until it is complete or the deadline has passed.
  *
- * Data moves on the stream of each call. The control plane has a stream of its own, so that looking at the
- * peers' records does not wait for kernels of the caller. Calls on one communicator must keep their order on
- * the device too: each leaves an event behind its work, and the next one, on any stream, waits for that. */
+ * Data moves on the stream of each call. The control plane has a separate stream, so that reading the
+ * peers' records does not wait for kernels of the caller. Calls on one communicator must run in order on
+ * the device too: each records an event after its work, and the next one, on any stream, waits for it. */
 
 enum {
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
     XDI_NCCL_MIRROR = 1 << 16,  /* bytes, at first */
-    XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank sums a whole all_reduce for itself */
-    XDI_NCCL_ALIGN = 16,        /* elements: tiles begin at multiples, so that kernels may load wide */
-    XDI_NCCL_SPIN = 1000,       /* looks before every further one is followed by a nap */
-    XDI_NCCL_HELLO = 0x78646e63 /* what a rank says to rank 0 before its own number */
+    XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank computes the whole sum of an all_reduce */
+    XDI_NCCL_ALIGN = 16,  /* elements: tiles begin at multiples of it, so that kernels can use wide loads */
+    XDI_NCCL_SPIN = 1000, /* polls before each further one is followed by a short sleep */
+    XDI_NCCL_HELLO = 0x78646e63 /* sent by a rank to rank 0 before its number */
 };
 
 typedef struct xdi_nccl xdi_nccl;
@@ -113,9 +113,9 @@ typedef struct xdi_nccl_world {
     xd_result failure;   /* XD_OK, or what broke the world */
     int culprit;         /* world rank; -1 unknown */
     cudaStream_t stream; /* control records and host memory */
-    cudaEvent_t spare;   /* behind the last use of staging */
-    char *staging;       /* pieces of a sum: one node of every rank's forest after another, a tile of each */
-    char *mirror;        /* host memory on its way */
+    cudaEvent_t spare;   /* recorded after the last use of staging */
+    char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
+    char *mirror;        /* copies of host memory on the device */
     size_t staging_bytes, mirror_bytes;
     int64_t compare; /* calls of a group that are compared */
     bool is_held;    /* by xd_comm_nccl, until the first handle exists */
@@ -129,10 +129,10 @@ struct xdi_nccl {
     int *world_ranks;    /* [size] */
     xd_control *records; /* [size], page-locked: copies into other memory would wait inside CUDA */
     xd_control *arrived; /* [size], the same on the device */
-    cudaEvent_t last;    /* behind the last work on comm */
+    cudaEvent_t last;    /* recorded after the last work on comm */
     int64_t calls;       /* collectives so far */
     bool displaced;      /* some rank passed displacements to the call in progress */
-    int64_t *begins;     /* [size], where each rank's piece of a sum begins */
+    int64_t *begins;     /* [size], first element of each rank's block of a sum */
     int64_t *counts;     /* [size], and its length */
     xd_leaves *leaves;   /* [size] */
     const void **pieces; /* [size] */
@@ -140,7 +140,7 @@ struct xdi_nccl {
 
 /* ---- failure ---- */
 
-/* The first failure counts. Ends everything that is under way on this rank. */
+/* Only the first failure is recorded. Ends all pending work on this rank. */
 static void xdi_nccl_break(xdi_nccl_world *world, xd_result result, int culprit) {
     if (world->failure != XD_OK) return;
     world->failure = result;
@@ -158,7 +158,7 @@ static xd_result xdi_nccl_report(const xdi_nccl *t) {
                            xd_result_name(world->failure));
 }
 
-/* NCCL's text, and the detail it keeps of the last error. */
+/* NCCL's text, and its details of the last error. */
 static xd_result xdi_nccl_refuse(xd_ctx *ctx, ncclResult_t code, ncclComm_t comm) {
     const char *detail = ncclGetLastError(comm);
     const bool remote = code == ncclRemoteError || code == ncclSystemError;
@@ -196,7 +196,7 @@ static void xdi_nccl_pause(int turn) {
     if (turn >= XDI_NCCL_SPIN) nanosleep(&nap, NULL);
 }
 
-/* Waits until NCCL has taken a call that returned `code`. */
+/* Waits until NCCL has accepted a call that returned `code`. */
 static xd_result xdi_nccl_settle(xdi_nccl *t, ncclResult_t code, double deadline) {
     for (int turn = 0; code == ncclInProgress; turn += turn < XDI_NCCL_SPIN) {
         const ncclResult_t asked = ncclCommGetAsyncError(t->comm, &code);
@@ -208,7 +208,7 @@ static xd_result xdi_nccl_settle(xdi_nccl *t, ncclResult_t code, double deadline
     return code == ncclSuccess ? XD_OK : xdi_nccl_fault(t, code);
 }
 
-/* Waits until the device has done what lies before t->last. */
+/* Waits until the device has completed the work before t->last. */
 static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     for (int turn = 0;; turn += turn < XDI_NCCL_SPIN) {
         ncclResult_t state = ncclSuccess;
@@ -223,7 +223,7 @@ static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     }
 }
 
-/* Work on this communicator goes on `stream` now, behind what it had before; and is over. */
+/* Begins work of this communicator on `stream`, after its earlier work; and ends it. */
 static xd_result xdi_nccl_enter(xdi_nccl *t, cudaStream_t stream) {
     return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->last, 0));
 }
@@ -294,7 +294,7 @@ static xd_result xdi_nccl_gather_records(xdi_nccl *t, const xd_control *mine, do
     return xdi_nccl_wait(t, deadline);
 }
 
-/* Whether the ranks meet before this call. They count alike, so they decide alike. */
+/* Whether the ranks compare this call. All have the same count of calls, so all decide the same. */
 static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_collective *next) {
     const bool moves =
         mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
@@ -310,13 +310,13 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
     if (xdi_nccl_compares(t, mine, next)) {
-        if (t->displaced) record.extra = 1; /* only splits and leaves have a use for it */
+        if (t->displaced) record.extra = 1; /* otherwise only splits and leaves use it */
         XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
         for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
         memcpy(all, t->records, (size_t)n * sizeof *all);
         return XD_OK;
     }
-    /* Nobody asks why this rank does not come. */
+    /* The peers are not comparing, so they cannot learn why this rank does not come. */
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
     for (int r = 0; r < n; r++) {
         all[r] = *mine;
@@ -327,14 +327,14 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
 
 /* ---- moves ---- */
 
-/* Where the next piece begins: by its displacement, or behind the last one. */
+/* First element of the next block: its displacement, or the end of the last one. */
 static int64_t xdi_nccl_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
     const int64_t begin = displacements ? displacements[rank] : *end;
     *end += count;
     return begin;
 }
 
-/* True for equal pieces back to back, which NCCL has calls for: the same answer on every rank. */
+/* True for equal blocks back to back, for which NCCL has calls: the same answer on every rank. */
 static bool xdi_nccl_is_even(const xdi_nccl *t, const int64_t *counts) {
     for (int r = 0; r < t->base.size; r++)
         if (counts[r] != counts[0]) return false;
@@ -349,7 +349,7 @@ static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStre
     const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
     const size_t size = xd_dtype_size(c->dtype);
     const bool root = c->root == me;
-    int64_t sent = 0, received = 0, from = -1, to = -1; /* the last two: this rank's piece for itself */
+    int64_t sent = 0, received = 0, from = -1, to = -1; /* the last two: this rank's block for itself */
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 0; r < n; r++) {
         if (to_all || scatter) {
@@ -398,20 +398,20 @@ static int64_t xdi_nccl_nodes(const xdi_nccl *t, int rank) {
     return t->leaves[rank].total ? xd_leaves_nodes(t->leaves[rank].first, t->leaves[rank].count) : 1;
 }
 
-/* Elements of a piece of `count` in the tile that begins at `at`. */
+/* Elements of a block of `count` in the tile that begins at `at`. */
 static int64_t xdi_nccl_in_tile(int64_t count, int64_t at, int64_t tile) {
     const int64_t left = count > at ? count - at : 0;
     return left < tile ? left : tile;
 }
 
-/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks
- * before r) + k of the staging memory. */
+/* Collects the tile at `at` of this rank's block: node k of rank r becomes tile (nodes of the ranks before r) + k
+ * of the staging memory. */
 static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride,
                                 int64_t at, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size, me = t->base.rank;
     const int64_t own = xdi_nccl_in_tile(t->counts[me], at, tile);
-    int64_t slot = 0; /* tiles of the ranks before */
+    int64_t slot = 0; /* tiles of the ranks before this one */
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 0; r < n; slot += xdi_nccl_nodes(t, r++)) {
         t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
@@ -429,7 +429,7 @@ static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_
     return XD_OK;
 }
 
-/* Reduces this rank's piece into out, tile by tile. */
+/* Reduces this rank's block into out, tile by tile. */
 static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out,
                                  int64_t stride, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
@@ -454,7 +454,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
 
-/* Reads every rank's leaves off the control records; returns the elements of each node that a tile has. */
+/* Reads every rank's leaves from the control records; returns the elements of each node in a tile. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
     int64_t nodes = 0;
     memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
@@ -479,8 +479,7 @@ static xd_result xdi_nccl_room(xdi_nccl *t, int64_t tile) {
                                     (long long)t->world->staging_bytes));
 }
 
-/* What NCCL's own sums are good enough for: FAST sums, and whatever has no rounding. NCCL's MAX and MIN may
- * drop a NaN. */
+/* Reductions that NCCL may do itself: FAST sums, and those without rounding. NCCL's MAX and MIN may lose a NaN. */
 static bool xdi_nccl_is_native(const xdi_nccl *t, const xd_collective *c) {
     if (xd_ctx_settings(t->base.ctx)->reduction != XD_REDUCTION_FAST || c->leaves.total) return false;
     return !xd_dtype_is_floating(c->dtype) || c->op == XD_SUM || c->op == XD_AVG;
@@ -522,8 +521,8 @@ static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cu
     return xdi_nccl_reduce(t, c, stream, c->recv, total, tile, deadline);
 }
 
-/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In
- * place, a rank stores sums only over what it has sent already or sends to nobody. */
+/* Each rank sums a block, then all gather the sums. Short arrays go to every rank whole, which saves a round. In
+ * place, a rank overwrites only elements that it has sent already or does not send. */
 static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
                                      double deadline) {
     const int n = t->base.size, me = t->base.rank;
@@ -574,7 +573,7 @@ static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_
     return xdi_nccl_leave(t, stream);
 }
 
-/* The end of the piece that ends last. */
+/* The largest end of a block. */
 static int64_t xdi_nccl_extent(const int64_t *counts, const int64_t *displacements, int n) {
     int64_t extent = 0, end = 0;
     for (int r = 0; r < n; r++) {
@@ -609,7 +608,7 @@ static bool xdi_nccl_on_host(const xdi_nccl *t, const void *memory, int64_t elem
     return memory && elements > 0 && !xd_ctx_kernels(t->base.ctx)->memory.owns(t->base.ctx, memory);
 }
 
-/* Makes the mirror at least so large. Nothing uses it between calls. */
+/* Enlarges the mirror to at least `bytes`. Nothing uses it between calls. */
 static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     xdi_nccl_world *world = t->world;
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
@@ -625,8 +624,7 @@ static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     return XD_OK;
 }
 
-/* A call with host memory: goes by way of the mirror, first what is sent, behind it what is received with its
- * gaps. */
+/* A call with host memory, through the mirror: first what is sent, then what is received, with its gaps. */
 static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t send, size_t recv,
                                    double deadline) {
     const cudaStream_t stream = t->world->stream;
@@ -639,7 +637,7 @@ static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t s
     XD_TRY(xdi_nccl_copy(t, stream, t->world->mirror, c->send, send));
     XD_TRY(xdi_nccl_copy(t, stream, t->world->mirror + behind, c->recv, recv));
     XD_TRY(xdi_nccl_start(t, &record, stream, deadline));
-    XD_TRY(xdi_nccl_wait(t, deadline)); /* the copy may wait inside CUDA, but for nothing any more */
+    XD_TRY(xdi_nccl_wait(t, deadline)); /* the copy below may block inside CUDA, so nothing may be pending */
     XD_TRY(xdi_nccl_copy(t, stream, c->recv, t->world->mirror + behind, recv));
     XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
@@ -653,7 +651,8 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
     xdi_nccl_extents(t, c, &send, &recv);
     const bool from_host = xdi_nccl_on_host(t, c->send, send), to_host = xdi_nccl_on_host(t, c->recv, recv);
     if (!from_host && !to_host) return xdi_nccl_start(t, c, stream, deadline);
-    if (send && recv && from_host != to_host) { /* the other side is of a stream of the caller */
+    if (send && recv &&
+        from_host != to_host) { /* the buffer on the device belongs to a stream of the caller */
         XD_TRY(xdi_nccl_enter(t, stream));
         XD_TRY(xdi_nccl_leave(t, stream));
     }
@@ -679,7 +678,7 @@ static xd_result xdi_nccl_swap(xdi_nccl *t, int peer, const xd_control *mine, do
     return xdi_nccl_wait(t, deadline);
 }
 
-/* A pair has no number that both count alike, so it is compared when everything is. */
+/* A pair of ranks has no common count of calls, so it is compared only when all calls are. */
 static xd_result xdi_nccl_pair(xdi_nccl *t, const xd_collective *c, double deadline) {
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
     const int me = t->base.rank, from = t->world_ranks[sends ? me : c->root],
@@ -696,7 +695,7 @@ static xd_result xdi_nccl_pair(xdi_nccl *t, const xd_collective *c, double deadl
     XD_TRY(xdi_nccl_swap(t, c->root, &mine, deadline));
     const xd_control *theirs = &t->records[c->root], *offer = sends ? &mine : theirs,
                      *wish = sends ? theirs : &mine;
-    if (mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if (mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* there is no data to move */
     XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
                "rank %d refused its own arguments", t->world_ranks[c->root]);
     XD_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH,
@@ -727,8 +726,8 @@ static xd_result xdi_nccl_join(xdi_nccl *t, const ncclUniqueId *id, double deadl
     return xdi_nccl_settle(t, code, deadline);
 }
 
-/* The first member makes an id and sends it to the others. NCCL has a split of its own, but ranks that take
- * no part in a group would have to call it too. */
+/* The first member creates an id and sends it to the others. NCCL has a split too, but ranks outside the group
+ * would have to call it as well. */
 static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int rank, ncclUniqueId *id,
                                   double deadline) {
     const cudaStream_t stream = t->world->stream;
@@ -775,7 +774,7 @@ static void xdi_nccl_abort(xd_transport *transport) {
     xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
-/* What is under way gets the time of one collective; then the communicator ends without it. */
+/* Pending work gets the time of one collective; then the communicator is aborted. */
 static void xdi_nccl_close(xdi_nccl *t) {
     const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
     if (t->comm && xdi_nccl_wait(t, deadline) == XD_OK &&
@@ -858,7 +857,7 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
     return code == ncclSuccess ? XD_OK : xdi_nccl_refuse(ctx, code, NULL);
 }
 
-/* Between two looks at a file or a port. */
+/* Sleeps between two polls of a file or a port. */
 static xd_result xdi_nccl_nap(xd_ctx *ctx, const char *what, const char *where, double deadline) {
     const struct timespec nap = { 0, 10000000 };
     XD_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT, "no %s %s before the deadline", what, where);
@@ -866,7 +865,7 @@ static xd_result xdi_nccl_nap(xd_ctx *ctx, const char *what, const char *where, 
     return XD_OK;
 }
 
-/* Rank 0's file appears whole, under a name that did not exist. */
+/* The file of rank 0 appears complete, under a name that did not exist. */
 static xd_result xdi_nccl_read_id(xd_ctx *ctx, const char *path, ncclUniqueId *id, double deadline) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file = 0;
@@ -887,7 +886,7 @@ static void xdi_nccl_limit(int socket) {
     setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);
 }
 
-/* An endpoint that listens (host NULL) or is connected; -1 when there is none. */
+/* A socket that listens (host NULL) or is connected; -1 on failure. */
 static int xdi_nccl_open(const char *host, const char *port) {
     struct addrinfo hints, *found = NULL;
     const int on = 1;
@@ -911,7 +910,7 @@ static int xdi_nccl_open(const char *host, const char *port) {
     return opened;
 }
 
-/* Serves one caller at the door: its rank, or -1 for a stranger. */
+/* Serves one connection: returns the rank of the caller, or -1 when it is not a rank of this world. */
 static int xdi_nccl_greet(int caller, int size, const ncclUniqueId *id) {
     uint32_t hello[2] = { 0, 0 };
     xdi_nccl_limit(caller);
@@ -921,7 +920,7 @@ static int xdi_nccl_greet(int caller, int size, const ncclUniqueId *id) {
     return (int)hello[1];
 }
 
-/* Rank 0 gives the id to every other rank. A rank that was cut off asks again, so ranks are counted once. */
+/* Rank 0 sends the id to every other rank. A rank whose connection broke asks again, so each rank is counted once. */
 static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const ncclUniqueId *id, double deadline) {
     bool *served = (bool *)xd_allocate(ctx, (size_t)d->size * sizeof *served);
     XD_REQUIRE(ctx, served, XD_ERROR_MEMORY, "no room for a list of %d ranks", d->size);
@@ -929,7 +928,7 @@ static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const ncclUn
     xd_result result = XD_OK;
     if (door < 0) result = XD_FAIL(ctx, XD_ERROR_IO, "cannot listen on port %s", d->port);
     for (int left = d->size - 1; left > 0 && result == XD_OK;) {
-        const int caller = accept(door, NULL, NULL); /* waits a second at most */
+        const int caller = accept(door, NULL, NULL); /* waits at most one second */
         const int rank = caller >= 0 ? xdi_nccl_greet(caller, d->size, id) : -1;
         if (caller >= 0) close(caller);
         if (rank > 0 && !served[rank]) left--;
@@ -1000,8 +999,8 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     return XD_OK;
 }
 
-/* Ranks may run on different processors, and losses have the bits of a CPU level: all take the lowest. What
- * must be the same everywhere is compared on the way. */
+/* Ranks may run on different processors, and the bits of losses depend on the CPU level: all use the lowest. The
+ * same exchange compares the settings that must be the same on all ranks. */
 static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     xdi_nccl_world *world = t->world;
     uint64_t lowest = (uint64_t)xd_ctx_settings(t->base.ctx)->cpu;

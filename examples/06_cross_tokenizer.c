@@ -10,7 +10,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-
 static const char text[] = "And the earth was without form, and void; and darkness was upon the face of the deep.";
 enum { MOST = sizeof text, STEPS = 50 }; /* no text has more tokens than bytes */
 
@@ -66,7 +65,8 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     xd_xtoken_desc desc = xd_xtoken_defaults();
     desc.vocab = vocab, desc.teachers = &one, desc.teacher_count = 1;
     desc.student = student->logits, desc.common.gradient = student->gradient, desc.common.labels.data = student->labels;
-    const xd_param p = { "logits", desc.student.data, student->gradient.data, XD_DTYPE_F32, .count = a.count * desc.student.cols };
+    const xd_param p = { "logits", desc.student.data, student->gradient.data, XD_DTYPE_F32,
+                         .count = a.count * desc.student.cols };
     xd_optimizer_desc adamw = xd_adamw_defaults(&p, 1);
     adamw.learning_rate = 0.2;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));

@@ -8,9 +8,9 @@
                   copies to the host: results stay on the device until xd_read.
    NUMERICS       Elementwise operations (AdamW, SGD, averages, casts, scaling) and sums over ranks have the bits of the
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
-                  (INVARIANT) have the CPU's bits as well. Losses form their terms in f32 and add them in double, so
+                  (INVARIANT) have the CPU's bits as well. Losses compute their terms in f32 and add them in double, so
                   they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
-   CONTENTS       search for ">>": what every kernel stands on, then the operations, then the table. */
+   CONTENTS       search for ">>": the basis of every kernel, then the operations, then the table. */
 
 #include "xdistill.h"
 

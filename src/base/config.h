@@ -2,11 +2,11 @@
 #define XDI_BASE_CONFIG_H
 
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
- * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
+ * so the implementation sets them when it comes first; if it comes too late, context.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
-#        define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#        define _DEFAULT_SOURCE /* for the hint about large pages; the library works without it */
 #    endif
 #endif
 
@@ -56,8 +56,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks what leaves in the next minor version, and says what to use instead: after XD_API, after `struct` or `enum`, after
- * an enumerator's name. No attribute reaches a macro: there the comment says XD_DEPRECATED. */
+/* Marks what the next minor version removes, and names the replacement: after XD_API, after `struct` or `enum`, after
+ * an enumerator's name. A macro cannot have an attribute: its comment says XD_DEPRECATED. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -70,7 +70,7 @@
 #    endif
 #endif
 
-/* A function of the declarations that a GPU calls too. */
+/* A function in the declarations that a GPU calls too. */
 #if defined(__CUDACC__)
 #    define XDI_ON_DEVICE __host__ __device__
 #else
@@ -82,7 +82,7 @@
 #    define XDI_X86 1
 #endif
 
-/* The vector kernels for any processor: on x86 hardly a machine runs them, so there they are compiled when asked for. */
+/* The vector kernels for any processor. Few x86 machines would run them, so on x86 they are compiled on request only. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif

@@ -14,7 +14,7 @@
         "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
 #endif
 
-/* Memory that a call took or may take. Larger blocks are not kept. */
+/* A block of memory that a call uses or a later one can reuse. Larger blocks are freed after the call. */
 enum { XDI_SCRATCH_BLOCKS = 8, XDI_SCRATCH_KEPT = 64 << 20 };
 
 typedef struct xdi_scratch_block {
@@ -35,8 +35,8 @@ struct xd_ctx {
     xdi_pool_fault fault;
 };
 
-/* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
- * prefetch stops at the end of a page. Without the hint, or where it is refused, nothing else changes. */
+/* Large blocks ask for large pages: a pass over them then has far fewer TLB misses, and hardware prefetching stops at
+ * the end of a page. Only a hint: nothing else depends on it. */
 enum { XDI_CTX_LARGE_PAGE = 2 << 20 };
 
 static void *xdi_ctx_allocate(void *user, size_t bytes) {
@@ -82,7 +82,7 @@ XD_API int xd_version(void) {
     return XD_VERSION;
 }
 
-/* There is no context yet: one without memory tells the logger. */
+/* There is no context yet, so the errors go to the logger through one on the stack. */
 static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -102,7 +102,8 @@ static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     return XD_OK;
 }
 
-/* The logger and its level stand at the same place in the descs of all versions; nothing else is read of another one's. */
+/* The logger and its level have the same offsets in the descs of all versions; nothing else of another version's desc is
+ * read. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc) {
     xd_ctx nobody;
     memset(&nobody, 0, sizeof nobody);
@@ -257,7 +258,7 @@ XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
     return xdi_ctx_fault(ctx, &ctx->fault);
 }
 
-/* A rank that left here would leave its peers waiting in their next exchange. */
+/* A rank of several must not return here: its peers would wait for it in their next exchange. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument) {
     xdi_pool_fault fault;
     if (xdi_pool_run(ctx->pool, pieces, body, argument, &fault)) return XD_OK;
@@ -270,7 +271,7 @@ XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, v
     return XD_OK;
 }
 
-/* A range and how it is cut. */
+/* A range and how it is split. */
 typedef struct xdi_ctx_range {
     xdi_range body;
     void *argument;
@@ -297,7 +298,7 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
-    /* The enumeration starts at the default, so that zero is a good setting; this is the order of loudness. */
+    /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };
     return ctx->settings.logger.write && loudness[level] <= loudness[ctx->settings.log_level];
 }

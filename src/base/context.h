@@ -11,7 +11,7 @@
  * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
-/* What the logger receives: the named level and everything graver. */
+/* What the logger receives: the named level and everything more severe. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -26,7 +26,7 @@ typedef struct xd_logger {
     void *user;
 } xd_logger;
 
-/* Monotonic seconds. Deadlines are measured with it, so a test can make an hour pass without sleeping. */
+/* Monotonic seconds. Deadlines are measured with it, so a test can let an hour pass without sleeping. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);
     void *user;
@@ -49,36 +49,36 @@ struct xd_kernels;
 typedef struct xd_ctx_desc {
     xd_allocator allocator;           /* zero -> malloc and free */
     xd_logger logger;                 /* zero -> silent */
-    xd_log_level log_level;           /* lines above it are dropped; 0 -> XD_LOG_WARN */
+    xd_log_level log_level;           /* less severe lines are dropped; 0 -> XD_LOG_WARN */
     xd_clock clock;                   /* zero -> CLOCK_MONOTONIC */
     xd_files files;                   /* zero -> POSIX files */
     xd_reduction reduction;           /* 0 -> XD_REDUCTION_DETERMINISTIC */
     double timeout_seconds;           /* deadline of one collective; 0 -> 60 */
     double init_timeout_seconds;      /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                         /* world rank, for messages; joining a world sets it */
-    xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    xd_cpu_level cpu;                 /* 0 -> the best of this machine; UNSUPPORTED if the machine lacks it */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
-    /* Cores for each call on a CPU, the caller's own among them: 0 -> 1, more must be asked for. The results have the same
-     * bits for any number, in every mode. A pool of threads - 1 threads is made with the context, each with a MB of
-     * memory of its own; they sleep when there is nothing to do and never spin, so an idle context takes no time from
-     * other threads of the program. Every rank has its own: ranks in one process take ranks x threads cores. */
+    /* Cores for each call on a CPU, the calling thread's core included; 0 -> 1. Results have the same bits for any number,
+     * in every mode. The context creates a pool of threads - 1 threads, each with 1 MB of private memory; they sleep when
+     * there is nothing to do and never spin, so an idle context takes no time from other threads of the program. Every
+     * rank has a pool: ranks in one process use ranks x threads cores. */
     int threads;
-    /* Runs the work on threads of the caller's instead, of which `threads` at a time get to work; no pool is made. Zero
-     * -> the pool. */
+    /* Runs the work on the caller's threads instead, at most `threads` of them at a time; no pool is created. Zero -> the
+     * pool. */
     xd_parallel_for parallel_for;
-    void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
+    void *stream; /* on which a device backend orders its work; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* XD_VERSION of the implementation that is linked. Pure. */
 XD_API int xd_version(void);
 
 /* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc is read during the call only; NULL -> all
- * defaults. The macro hands over the version of the declarations that the caller was compiled with.
+ * defaults. The macro passes the version of the declarations that the caller was compiled with.
  *
- * Local. Errors, of which the desc's logger gets the numbers, since there is no context to ask: MISMATCH for declarations
+ * Local. Errors, whose messages go to the desc's logger, since there is no context to ask: MISMATCH for declarations
  * of another major or minor version, ARGUMENT for negative or non-finite timeouts and for threads
- * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY also for threads that do not start. */
+ * below 0 or above 1024, UNSUPPORTED for a CPU level this machine lacks, MEMORY, also when a thread does not start. */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
@@ -91,13 +91,13 @@ XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
 /* From now on this context's device work goes to this stream. Local. */
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
-/* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
+/* The last failure of this context; result is XD_OK when there was no failure. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
 /* Forgets the last failure. A broken world stays broken. */
 XD_API void xd_clear_error(xd_ctx *ctx);
 
-/* The "at" that the next error of this context reports as the caller's place; see XD_AT. */
+/* Sets the source position that the next error of this context reports as the caller's; returns ctx. See XD_AT. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
 /* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */

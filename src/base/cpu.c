@@ -1,4 +1,4 @@
-/* What instructions this processor has, and the levels' names. */
+/* The instruction sets of this processor, and the names of the levels. */
 
 #include "base/cpu.h"
 
@@ -7,8 +7,8 @@
 #if defined(XDI_X86)
 #    include <cpuid.h>
 
-/* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
- * machine; what has a name was asked once, before main. */
+/* Not every compiler has a name for it. CPUID takes microseconds on a virtual machine; for names the compiler's
+ * run-time library executes it once, before main. */
 static bool xdi_cpu_has_f16c(void) {
 #    if !defined(__clang__) && __GNUC__ >= 11
     return __builtin_cpu_supports("f16c") != 0;
@@ -53,7 +53,7 @@ static bool xdi_cpu_has_none(void) {
 #    define XDI_CPU_HAS(level) xdi_cpu_has_none
 #endif
 
-/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` has all of a processor's. */
+/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` builds all levels. */
 static const struct xdi_cpu_row {
     const char *name;
     bool (*has)(void);

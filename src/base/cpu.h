@@ -4,19 +4,19 @@
 #include "base/config.h"
 
 /* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
- * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
- * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
- * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
+ * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree within the bounds that their
+ * declarations state. So all ranks of a world must use one level; otherwise their first collective is a
+ * MISMATCH. Worlds of MPI and NCCL use the lowest level of their ranks from joining on. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0, /* the default: the highest level of this machine */
-    XD_CPU_PLAIN,    /* plain loops, double inside: the specification of the others, and slow */
-    XD_CPU_PORTABLE, /* f32 vectors as the compiler makes them, any processor; on x86 with XDISTILL_PORTABLE only */
-    XD_CPU_AVX2,       /* AVX2, FMA and F16C */
-    XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
+    XD_CPU_PLAIN,    /* plain loops that compute in double: slow; the specification of the other levels */
+    XD_CPU_PORTABLE, /* the compiler's own f32 vectors, for any processor; on x86 with XDISTILL_PORTABLE only */
+    XD_CPU_AVX2,     /* AVX2, FMA and F16C */
+    XD_CPU_AVX512,   /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
 
-/* Do this machine and this build have the level? Local, pure. */
+/* Whether this machine and this build have the level. Local, pure. */
 XD_API bool xd_cpu_supports(xd_cpu_level level);
 
 /* The highest level that this machine and this build have; PLAIN for an x86 without AVX2 in a build without

@@ -7,14 +7,14 @@
 
 enum { XDI_CRC_LONG = 4096 }; /* bytes that are worth building the tables for */
 
-/* Eight steps of the division: what the low byte of crc does to the rest. */
+/* Eight steps of the division: the effect of the low byte of crc on the other bytes. */
 static uint32_t xdi_crc_byte(uint32_t crc) {
     for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? XDI_CRC_POLYNOMIAL : 0);
     return crc;
 }
 
-/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that
- * there is nothing to initialise once for all threads. Returns how many bytes it took. */
+/* Four bytes per step: table k has the effect of a byte at a distance of k bytes. The tables are on the stack, so
+ * that threads share no initialisation. Returns the number of bytes processed. */
 static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
     uint32_t table[4][256], c = *crc;
     for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);

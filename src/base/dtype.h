@@ -37,10 +37,10 @@ XD_API size_t xd_dtype_size(xd_dtype dtype);
 /* True for F16 BF16 F32 F64 and the 8-bit floats. */
 XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 
-/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
+/* Spelling used by safetensors ("BF16"); "NONE" for XD_DTYPE_NONE and values outside the enumeration. A constant string. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of XD_DTYPES. */
 XD_API xd_dtype xd_dtype_from_name(const char *name);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include "base/context.h"
 
-/* Failing, and handing failures on, as the library itself does it: for programs and companions. */
+/* Reporting failures and passing them on, as the library itself does: for programs and companion headers. */
 
 /* Records a failure in the context, sends it to the logger and returns `result`: the macros below call it. Local. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
@@ -29,8 +29,8 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
-/* Memory from the context's allocator, zero-filled; NULL when there is no room, which the caller reports. xd_release gives it
- * back, and so what calls hand out with that word; NULL is fine. Local. */
+/* Memory from the context's allocator, zero-filled; NULL when there is none, which the caller reports. xd_release frees it,
+ * and the memory that calls return to be released; NULL is fine. Local. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 

@@ -1,5 +1,5 @@
-/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
- * from the file's size how much there must be. */
+/* The file callbacks on POSIX. Reads and writes are complete or fail: a short read is EIO, because every caller knows
+ * the file's size. */
 
 #include "base/internal.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What says "past the page cache" here; 0 where nothing does. glibc has the number without _GNU_SOURCE too. */
+/* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
 enum { XDI_FILE_DIRECT = O_DIRECT };
 #elif defined(__O_DIRECT)
@@ -19,7 +19,8 @@ enum { XDI_FILE_DIRECT = __O_DIRECT };
 enum { XDI_FILE_DIRECT = 0 };
 #endif
 
-/* The flag is set on an open file: an open that creates and refuses it leaves the file behind. */
+/* Sets the flag on an open file: an open that creates a file and then fails because of the flag would leave the file
+ * behind. */
 static void xdi_file_set_direct(int descriptor, bool direct) {
     const int flags = fcntl(descriptor, F_GETFL);
     if (flags >= 0)
@@ -42,8 +43,8 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     return 0;
 }
 
-/* What a read or a write is to do about errno: true to try again. EINVAL is what a direct file says to an address, an
- * offset or a size that its device cannot take: once, it goes on as any other file. */
+/* Whether to try a failed read or write again, by errno. A direct file returns EINVAL for an address, an offset or a size
+ * that its device cannot use: then, once, the flag is cleared. */
 static bool xdi_file_again(int descriptor, bool *usual) {
     if (errno == EINTR) return true;
     if (errno != EINVAL || *usual) return false;
@@ -147,7 +148,7 @@ static int xdi_file_sync_directory(void *user, const char *path) {
     return result;
 }
 
-/* Fills the empty entries of a table of POSIX files. An entry the caller set stays, together with his user pointer. */
+/* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
     files->open = xdi_file_open;

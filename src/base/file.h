@@ -8,12 +8,12 @@ typedef enum xd_file_mode {
     XD_FILE_READ = 1, /* a file that exists, to be read */
     XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
     XD_FILE_EXISTING =
-        3, /* a file that exists, to be written in place and read: its bytes and its size stay as they
-                           * are until they are changed, by any number of writers at once; ENOENT when there is none */
+        3, /* a file that exists, to be written in place and read, by any number of writers at once; opening
+                           * changes neither its bytes nor its size; ENOENT when the name does not exist */
     XD_FILE_DIRECT =
-        16 /* a flag, and a hint: reads and writes are large and past the page cache. Who asks for it
-                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, and reads as far
-                           * as the file goes; what a file system cannot do so goes the usual way */
+        16 /* a flag, and only a hint: reads and writes are large and bypass the page cache. The caller
+                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, except that a read
+                           * ends at the end of the file; where the file system cannot do this, the cache is used */
 } xd_file_mode;
 
 #define XD_FILE_ALIGNMENT 4096
@@ -21,11 +21,11 @@ typedef enum xd_file_mode {
 /* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
  * `file` is whatever open stored.
  *
- * Without `open` the files are those of POSIX, and so is every entry that is NULL: single ones may be replaced. With an
- * `open` the files are the caller's, and NULL means: not offered. open, size, read and close must be there, and unmap
- * with map; without map, files are read; without write or rename none is written (UNSUPPORTED), without resize none
- * that begins with its size; without sync and sync_directory a file is as durable as its last write; without remove
- * a writer that is aborted leaves its temporary file. The table grows at its end. */
+ * Without `open` every entry that is NULL is the POSIX one, so single entries may be replaced. With `open` the files are
+ * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
+ * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
+ * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
+ * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);

@@ -3,7 +3,7 @@
 
 #include "base/extend.h"
 
-/* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
+/* Functions that several parts use. They may be unused without a warning: options leave out parts of the library. */
 #if !defined(XD_PRIVATE)
 #    if defined(__GNUC__)
 #        define XD_PRIVATE static __attribute__((unused))
@@ -12,20 +12,20 @@
 #    endif
 #endif
 
-/* A function that callers call, however small it looks. */
+/* A function that is called and never inlined, however small. */
 #if defined(__GNUC__)
 #    define XDI_NOINLINE __attribute__((noinline))
 #else
 #    define XDI_NOINLINE
 #endif
 
-/* file.c: the POSIX entries where the caller gave none. */
+/* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
-/* context.c: a context with room behind it, zero, for the tables that the kernel layer fills in (xd_ctx_create); where
- * the room is, aligned for pointers; and another CPU level, whose tables the caller fills in again. */
+/* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
+ * address of these bytes, aligned for pointers; and a change of the CPU level, whose tables the caller fills in again. */
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
@@ -33,16 +33,16 @@ XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
-/* parallel.c: threads that take pieces of a round of work, and memory of their own that they have meanwhile. Slots are
- * below settings->threads; no two pieces that run at the same time have the same one, and 0 is the caller's thread
- * where the pool runs them. */
+/* parallel.c: threads that run the pieces of a round of work, each with private memory for its length. Slots are below
+ * settings->threads; pieces that run at the same time have different slots, and where the pool runs them, slot 0 is the
+ * calling thread's. */
 enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 #define XDI_POOL_SCRATCH ((size_t)1 << 21)
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
     int64_t piece,
-        pieces; /* the one that parallel_for did not run once, or beyond the last, and how many there were */
+        pieces; /* the piece that parallel_for did not run exactly once, or that does not exist; their number */
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
@@ -52,32 +52,33 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
                              xdi_pool_fault *fault);
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
- * thread, for one piece, or called from within a piece all run here, in order, with slot 0. A body neither fails nor
- * allocates, and uses no scratch when it may itself be called from a piece. The cut must not depend on the number of
- * threads where anything but disjoint elements comes out. Errors: STATE for a parallel_for that is none; all pieces have been run
- * all the same, and a rank of several gets XD_OK here and the error from xdi_ctx_settle. */
+ * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body
+ * neither fails nor allocates, and uses no scratch when it may itself be called from a piece. The split into pieces must not
+ * depend on the number of threads unless each piece writes only its own elements. Errors: STATE when parallel_for did not
+ * run each piece once; all pieces have been run even so, and a rank of several gets XD_OK here and the error from
+ * xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
-/* context.c: the same over the items [0, count), some `grain` of them a piece; one piece with one thread. */
+/* context.c: the same over the items [0, count), about `grain` of them in a piece; one piece with one thread. */
 typedef void (*xdi_range)(void *argument, int64_t begin, int64_t end, int slot);
 XD_PRIVATE xd_result xdi_parallel_range(xd_ctx *ctx, int64_t count, int64_t grain, xdi_range body,
                                         void *argument);
 
-/* context.c: a communicator of several ranks is made (1) or destroyed (-1). */
+/* context.c: counts a communicator of several ranks that was created (1) or destroyed (-1). */
 XD_PRIVATE void xdi_ctx_join(xd_ctx *ctx, int change);
 
-/* context.c: STATE when a parallel_for has failed that the other ranks do not know of; XD_OK the next time. */
+/* context.c: STATE when a parallel_for failed and the other ranks have not been informed; XD_OK the next time. */
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 
-/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, of a slot other than 0: that one works in memory of the
- * call, as it does where it is the only one. */
+/* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, for a slot other than 0; slot 0 uses memory of the call,
+ * with one thread too. */
 XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
 
-/* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
- * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
+/* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
+ * context caches what is returned to it, so that repeated calls allocate nothing. */
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 

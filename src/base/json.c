@@ -132,7 +132,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     return XD_OK;
 }
 
-/* After "\u": one code point, which may take a second escape. */
+/* After "\u": one code point, which may need a second escape. */
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
     XD_TRY(xdi_json_parse_hex(p, &high));
@@ -182,8 +182,8 @@ static xd_result xdi_json_parse_escape(xdi_json_parser *p) {
     return XD_OK;
 }
 
-/* The text between quotes, decoded. It never grows: the shortest escape of a 3-byte character has 6 bytes, and the two
- * quotes pay for the NUL. */
+/* The text between quotes, decoded. It never becomes longer: the shortest escape of a 3-byte character has 6 bytes, and
+ * the NUL needs less than the two quotes. */
 static xd_result xdi_json_parse_string(xdi_json_parser *p, const char **text, size_t *bytes) {
     XD_TRY(xdi_json_expect(p, xdi_json_take(p, '"'), "string expected"));
     char *const begin = p->strings;
@@ -216,7 +216,7 @@ static size_t xdi_json_skip_digits(xdi_json_parser *p) {
     return p->at - begin;
 }
 
-/* Steps over a number; *integer tells whether it has neither fraction nor exponent. */
+/* Skips a number; *integer receives whether it has neither fraction nor exponent. */
 static xd_result xdi_json_scan_number(xdi_json_parser *p, bool *integer) {
     *integer = true;
     xdi_json_take(p, '-');
@@ -262,7 +262,7 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     value->kind = XD_JSON_NUMBER;
     if (integer) xdi_json_set_integer(value, digits);
     char *point = strchr(digits, '.');
-    if (point) *point = *localeconv()->decimal_point; /* strtod wants the one of the process's locale */
+    if (point) *point = *localeconv()->decimal_point; /* strtod expects that of the process's locale */
     value->as.number.real = strtod(digits, NULL);
     XD_TRY(xdi_json_expect(p, isfinite(value->as.number.real), "number beyond the range of a double"));
     return XD_OK;
@@ -281,7 +281,7 @@ static int xdi_json_compare_keys(const void *a, const void *b) {
     return xdi_json_compare(x->key, x->key_bytes, y->key, y->key_bytes);
 }
 
-/* Gathers the children of a closed container, which hang together by `next`. */
+/* Collects the children of a closed container, which are linked by `next`. */
 static xd_result xdi_json_close(xdi_json_parser *p, xd_json *container, const xd_json *first) {
     const void **items = p->items;
     size_t count = 0;
@@ -441,7 +441,7 @@ XD_API void xd_json_destroy(xd_ctx *ctx, xd_json *root) {
     xd_release(ctx, root);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static bool xdi_json_is(const xd_json *value, xd_json_kind kind) {
     return value && value->kind == kind;
@@ -548,7 +548,7 @@ static void xdi_json_stick(xd_json_writer *w, xd_result result, const char *mess
 
 static bool xdi_json_grow(xd_json_writer *w, size_t bytes) {
     if (w->result != XD_OK) return false;
-    if (bytes < w->capacity - w->bytes) return true; /* one byte is kept for the NUL */
+    if (bytes < w->capacity - w->bytes) return true; /* one byte is reserved for the NUL */
     const bool fits = bytes < SIZE_MAX / 4 && w->bytes < SIZE_MAX / 4;
     const size_t capacity = fits ? 2 * (w->bytes + bytes) + 256 : 0;
     char *text = fits ? (char *)xd_allocate(w->ctx, capacity) : NULL;
@@ -607,7 +607,7 @@ static void xdi_json_next_item(xd_json_writer *w) {
     if (w->depth > 0) xdi_json_put_line(w);
 }
 
-/* Called before every value: is this a place for one? */
+/* Called before every value: checks that one is allowed here. */
 static void xdi_json_begin_value(xd_json_writer *w) {
     const uint64_t bit = (uint64_t)1 << w->depth;
     const bool element = (w->array & bit) != 0 || (w->depth == 0 && !(w->items & bit));
@@ -702,7 +702,7 @@ XD_API void xd_json_write_double(xd_json_writer *w, double value) {
     if (strtod(text, NULL) != value) snprintf(text, sizeof text, "%.17g", value);
     char *point = strchr(text, *localeconv()->decimal_point);
     if (point) *point = '.';
-    /* A reader tells integers from doubles by their notation; so do we, and -0 keeps its sign. */
+    /* Readers tell integers and doubles apart by their notation; with ".0" the sign of -0 is preserved too. */
     if (!strpbrk(text, ".e")) strcat(text, ".0");
     xdi_json_put_value(w, text);
 }

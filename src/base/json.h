@@ -3,7 +3,8 @@
 
 #include "base/context.h"
 
-/* JSON (RFC 8259), bounded: hostile text costs O(n log n) time and a fixed multiple of its size in memory.
+/* JSON (RFC 8259), bounded: any text, even a malicious one, takes at most O(n log n) time and a fixed multiple of its
+ * size in memory.
  *
  *     xd_json *root = NULL;
  *     XD_TRY(xd_json_load_memory(ctx, NULL, text, bytes, &root));
@@ -12,7 +13,7 @@
  *     for (const xd_json *item = xd_json_first(xd_json_find(root, "merges")); item; item = xd_json_next(item)) ...
  *     xd_json_destroy(ctx, root);
  *
- * Every question may be asked of NULL and of a value of another kind; the answer is then NULL, 0 or false. */
+ * Every query accepts NULL and values of another kind; the answer is then NULL, 0 or false. */
 
 /* What a value is. */
 typedef enum xd_json_kind {
@@ -25,18 +26,18 @@ typedef enum xd_json_kind {
     XD_JSON_OBJECT
 } xd_json_kind;
 
-/* One value of a document; the whole document is reached from, and owned by, its root. */
+/* One value of a document; the root leads to the whole document and owns it. */
 typedef struct xd_json xd_json;
 
 /* Limits of a parse. Zero is the default of every field. */
 typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
-    int max_depth;    /* arrays and objects inside each other, at most 1000; 0 -> 64 */
+    int max_depth;    /* nesting of arrays and objects, at most 1000; 0 -> 64 */
     bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
-/* Parses a text that holds exactly one value, white space around it allowed.
+/* Parses a text that holds exactly one value; white space around it is allowed.
  *
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call
@@ -61,7 +62,7 @@ XD_API size_t xd_json_offset(const xd_json *value);
 XD_API const xd_json *xd_json_find(const xd_json *object, const char *key);
 XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, size_t key_bytes);
 
-/* Elements of an array or members of an object: how many, then one after the other in the order of the text. */
+/* Elements of an array or members of an object: their number, the first, and the next in the order of the text. */
 XD_API size_t xd_json_count(const xd_json *container);
 XD_API const xd_json *xd_json_first(const xd_json *container);
 XD_API const xd_json *xd_json_next(const xd_json *value);
@@ -83,17 +84,17 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out);
 XD_API bool xd_json_uint64(const xd_json *value, uint64_t *out);
 XD_API bool xd_json_double(const xd_json *value, double *out);
 
-/* Text being built. Errors stick: check the result of xd_json_writer_text only. */
+/* Text being built. Errors are stored: check the result of xd_json_writer_text only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
-    int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
+    int indent;   /* spaces per level; 0 -> everything on one line. May be set before the first write */
     char *text;   /* from the context's allocator */
     size_t bytes; /* written so far */
     size_t capacity;
     int depth;      /* open containers, at most 63 */
     uint64_t array; /* bit d: the container at depth d is an array */
     uint64_t items; /* bit d: it has an item already */
-    bool keyed;     /* a key waits for its value */
+    bool keyed;     /* a key has been written, its value has not */
     xd_result result;
 } xd_json_writer;
 
@@ -117,7 +118,7 @@ XD_API void xd_json_write_string_n(xd_json_writer *w, const char *value, size_t 
 
 /* The finished text, NUL-terminated, owned by the writer until xd_json_writer_destroy. `bytes` may be NULL.
  * Errors: MEMORY; ARGUMENT for a non-finite double or a string that is not UTF-8; STATE when containers are still
- * open, a key lacks its value or stands outside an object, or nothing was written. */
+ * open, a key has no value or is outside an object, or nothing was written. */
 XD_API xd_result xd_json_writer_text(xd_json_writer *w, const char **text, size_t *bytes);
 
 /* Frees the text; the writer is then as new. */

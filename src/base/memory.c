@@ -1,4 +1,4 @@
-/* The arena: offsets into memory that is somebody else's. */
+/* The arena: offsets into memory that it does not own. */
 
 #include "base/internal.h"
 

@@ -1,4 +1,4 @@
-/* Work cut into pieces: a pool of threads that sleep until there is some, or the caller's own way to run pieces. */
+/* Work split into pieces: a pool of threads that sleep until there is work, or the caller's own way to run pieces. */
 
 #include "base/internal.h"
 
@@ -9,13 +9,13 @@
 
 enum { XDI_POOL_LOOKS = 2000 };
 
-/* A round of work. Whoever is awake takes the next piece, so a thread that is slowed down takes fewer. */
+/* A round of work. Every thread that is awake takes the next piece, so a slow thread takes fewer. */
 typedef struct xdi_round {
     xdi_piece body;
     void *argument;
     int64_t pieces;
-    int64_t next;  /* atomic: the first piece that nobody has taken */
-    int64_t stray; /* atomic: a piece that there is none of and parallel_for asked for; INT64_MIN: none */
+    int64_t next;  /* atomic: the first piece that no thread has taken */
+    int64_t stray; /* atomic: a piece that does not exist but that parallel_for asked for; INT64_MIN: none */
 } xdi_round;
 
 /* One thread of the pool. */
@@ -26,24 +26,24 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads; /* the caller's among them */
-    bool busy;   /* a round is under way: what a piece asks for in turn is done on the spot */
+    int threads; /* the calling thread included */
+    bool busy;   /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
 
-    /* parallel_for's threads have no numbers of ours: a piece takes a free slot. Both are atomic. */
+    /* The threads of parallel_for have no numbers, so a piece takes a free slot. Both arrays are atomic. */
     uint8_t taken[XDI_THREADS];
     int32_t runs[XDI_PIECES]; /* of each piece of this round */
 
     pthread_mutex_t lock; /* of all that follows */
     pthread_cond_t wake, done;
     int64_t number; /* of the round */
-    bool open;      /* it may have pieces to take */
-    int active;     /* threads within it, without the caller's; atomic, for who looks without the lock */
-    int started;    /* threads of the pool, whose list follows */
+    bool open;      /* the round may have pieces to take */
+    int active; /* threads in the round, without the caller's; atomic, since it is read without the lock too */
+    int started; /* threads of the pool, whose list follows */
     bool leaving;
-    xdi_pool_thread *thread; /* [threads - 1], behind the pool */
+    xdi_pool_thread *thread; /* [threads - 1], after the pool in the same block */
 };
 
 static void xdi_round_work(xdi_round *round, int slot) {
@@ -54,7 +54,7 @@ static void xdi_round_work(xdi_round *round, int slot) {
     }
 }
 
-/* A thread that wakes when all pieces have been taken finds no round and sleeps on: nobody has waited for it. */
+/* A thread that wakes when all pieces have been taken finds no round and sleeps again: no thread waits for it. */
 static void *xdi_pool_thread_run(void *argument) {
     const xdi_pool_thread *self = (const xdi_pool_thread *)argument;
     xdi_pool *pool = self->pool;
@@ -78,7 +78,7 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-/* The caller's signals are for the caller's threads; faults stay with whoever makes them. */
+/* Threads of the pool block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
     sigset_t quiet;
@@ -141,7 +141,7 @@ XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot) {
 
 /* ---- on the pool's threads ---- */
 
-/* The caller, who has nothing else to do, looks for some microseconds before it sleeps: most rounds end so. */
+/* The calling thread polls for some microseconds before it sleeps: most rounds end within them. */
 static bool xdi_pool_sees_the_end(const xdi_pool *pool) {
     for (int i = 0; i < XDI_POOL_LOOKS; i++) {
         if (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE) == 0) return true;
@@ -158,7 +158,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pool->round = *round;
     pool->number++;
     pool->open = true;
-    pthread_mutex_unlock(&pool->lock); /* before waking: who wakes wants it */
+    pthread_mutex_unlock(&pool->lock); /* before waking threads, which lock it first */
     if (helpers >= pool->started)
         pthread_cond_broadcast(&pool->wake);
     else
@@ -173,7 +173,7 @@ static void xdi_pool_run_own(xdi_pool *pool, const xdi_round *round) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* ---- on the caller's ---- */
+/* ---- on the caller's threads ---- */
 
 static int xdi_pool_take_slot(xdi_pool *pool, int64_t piece) {
     for (int64_t i = piece % pool->threads;; i = (i + 1) % pool->threads) {
@@ -189,7 +189,7 @@ static void xdi_pool_one(void *argument, int64_t piece) {
         return;
     }
     if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
-        return; /* in place, twice is not once */
+        return; /* pieces work in place: a second run would change the result */
     const int slot = xdi_pool_take_slot(pool, piece);
     pool->round.body(pool->round.argument, piece, slot);
     __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);

@@ -57,8 +57,8 @@ static float xdi_philox_uniform(uint32_t word) {
     return (float)((word >> 9) * 2u + 1u) * (1.0f / 16777216.0f);
 }
 
-/* What follows gives bits: a product is never added to anything except inside fmaf, so no compiler can fuse, or leave
- * unfused, what another one does not. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
+/* The bits of what follows are promised: products are added to other terms by fmaf only, so that it does not depend on the
+ * compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
 /* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
  * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
@@ -81,7 +81,7 @@ static float xdi_philox_log(float x) {
     return fmaf(e, 0.693147182f, f + y);
 }
 
-/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] what is left. */
+/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
 static void xdi_philox_sin_cos(float u, float *sine, float *cosine) {
     static const float s[] = { 1.57079637f, -0.645964086f, 0.0796925798f, -0.00468126638f, 0.000158206298f };
     static const float c[] = { -1.23370051f, 0.2536695f, -0.0208634753f, 0.000919196347f, -2.49092282e-05f };
@@ -117,7 +117,7 @@ static void xdi_philox_normal_block(const uint32_t words[4], float lanes[4]) {
     }
 }
 
-/* Walks the blocks that [first, first + count) touches; the outer ones may give only some of their lanes. */
+/* Goes over the blocks that [first, first + count) overlaps; of the first and the last some lanes may be unused. */
 static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out,
                             void (*lanes_of)(const uint32_t words[4], float lanes[4])) {
     const int64_t end = first + count;

@@ -4,17 +4,17 @@
 #include "base/config.h"
 
 /* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
- * Easy as 1, 2, 3", SC11). Any rank can make any element, so noise does not depend on the mesh, resuming needs no
- * state, and a value can be made again instead of stored.
+ * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
+ * state, and a value can be recomputed instead of stored.
  *
  *     xd_philox noise = { 0 };
  *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
  *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
  *
- * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are polynomials of our own in
- * explicit fused operations. */
+ * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
+ * polynomials in explicit fused operations. */
 
-/* What the numbers are for; two purposes never share one. */
+/* What the numbers are used for; different purposes never share a number. */
 enum {
     XD_STREAM_STUDENT_NOISE = 0,
     XD_STREAM_RUNG = 1,
@@ -54,7 +54,7 @@ XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 /* Elements [first, first + count) into out[0, count), f32.
  *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
  *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
- * Filling in pieces gives the same values as filling at once. */
+ * Several fills of adjacent ranges give the same values as one fill. */
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
 

@@ -1,4 +1,4 @@
-/* A file that appears under its name only when it is whole. */
+/* A file that appears under its name only when it is complete. */
 
 #include "base/extend.h"
 #include "base/publish.h"
@@ -11,7 +11,7 @@ struct xd_publish {
     xd_ctx *ctx;
     intptr_t file;
     bool open;
-    char *temporary; /* both names stand behind the struct, in the same allocation */
+    char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
@@ -103,7 +103,7 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file; a path without a separator lies in the current one. */
+/* Syncs the directory of the published file, the current one for a path without a separator. */
 static int xdi_publish_sync_directory(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     char *slash = strrchr(p->path, '/');

@@ -3,9 +3,8 @@
 
 #include "base/context.h"
 
-/* Whole files. A file that is being written has a temporary name beside its final one and appears under the final
- * name only when it is complete and on disk, so a reader never sees half of it and a mapping of the old one stays
- * valid. */
+/* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -13,13 +12,13 @@
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes);
 
 /* Writes a whole file, replacing an old one of that name atomically. Local.
- * Errors: IO, MEMORY; then nothing is left behind and an old file is untouched. */
+ * Errors: IO, MEMORY; then no file is left behind and an old file is untouched. */
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
 
-/* A file on its way to its name. */
+/* A file being written under its temporary name. */
 typedef struct xd_publish xd_publish;
 
-/* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
+/* Starts a file under a temporary name in the directory of `path`. Local. Errors: IO, MEMORY. */
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
@@ -33,7 +32,7 @@ XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
  * its name, but a power loss may still undo the rename. */
 XD_API xd_result xd_publish_commit(xd_publish *file);
 
-/* Gives up: removes the temporary file and frees the object. NULL is fine. */
+/* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
 
 #endif

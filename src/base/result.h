@@ -3,8 +3,8 @@
 
 #include "base/config.h"
 
-/* What went wrong, by kind; the message says what exactly. Errors found on one rank are agreed: every rank of the
- * group returns one (spec of the error classes: metadata, data, broken group). */
+/* What went wrong, by kind; the message has the details. The ranks agree on errors that one rank finds: every rank of the
+ * group returns one (there are three classes of errors: in metadata, in data, and a broken group). */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -40,10 +40,10 @@ typedef struct xd_error {
     const char *function;
     int rank;          /* world rank of this context */
     int culprit;       /* world rank that caused it; -1 when unknown or this rank itself */
-    char message[512]; /* what was got and what was expected, numbers included */
+    char message[512]; /* the value that was passed and the one expected, numbers included */
 } xd_error;
 
-/* "ERROR_SHAPE" and the like; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
+/* "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
 XD_API const char *xd_result_name(xd_result result);
 
 /* One line that explains the kind of error. A constant string. */

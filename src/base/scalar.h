@@ -6,8 +6,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Formulas of one element, and of the few numbers of a row, that kernels of every device share: each stands once, as an
- * inline function that nvcc compiles for the host and for the device. */
+/* Formulas of one element, and of the few values of a row, that kernels of every device share: each is written once, as
+ * an inline function that nvcc compiles for the host and for the device. */
 #if defined(__CUDACC__)
 #    define XD_SCALAR static inline __host__ __device__
 #else
@@ -16,8 +16,8 @@
 
 /* ---- roundings ---- */
 
-/* Products and sums that are rounded by themselves. nvcc, and C compilers that may use a fused multiply-add, join a product
- * to the sum it goes into, which changes bits; where bits are promised, formulas are spelled with these. */
+/* Products and sums with a rounding of their own. nvcc, and C compilers that may use a fused multiply-add, contract a
+ * product and the sum that uses it, which changes bits; formulas whose bits are promised use these functions. */
 XD_SCALAR double xd_mul(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -56,7 +56,7 @@ XD_SCALAR float xd_mulf(float a, float b) {
 #endif
 }
 
-/* A product that is exact, a power of two among its factors: fused or not, the bits are the same. */
+/* A product that is exact, for example by a power of two: fused or not, the bits are the same. */
 XD_SCALAR double xd_mul_exact(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dmul_rn(a, b);
@@ -97,7 +97,7 @@ XD_SCALAR float xd_subf(float a, float b) {
 #endif
 }
 
-/* Whatever -use_fast_math says. */
+/* Rounded to nearest, even with -use_fast_math. */
 XD_SCALAR float xd_divf(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fdiv_rn(a, b);
@@ -114,7 +114,7 @@ XD_SCALAR float xd_sqrtf(float x) {
 #endif
 }
 
-/* a * b + c with one rounding, where that is meant. */
+/* a * b + c with one rounding, where the formula requires one. */
 XD_SCALAR float xd_fmaf(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);
@@ -131,8 +131,8 @@ XD_SCALAR double xd_fma(double a, double b, double c) {
 #endif
 }
 
-/* floor, and rint of what is not negative, of numbers below 2^52: on a CPU without a call, and without a branch that no
- * processor could foresee. */
+/* floor, and rint of numbers that are not negative, below 2^52: on a CPU without a call and without a branch that would be
+ * mispredicted. */
 XD_SCALAR int64_t xd_floor_i64(double x) {
 #if defined(__CUDA_ARCH__)
     return (int64_t)__double2ll_rd(x);
@@ -183,7 +183,7 @@ XD_SCALAR float xd_float_of_key(uint32_t key) {
 XD_SCALAR uint16_t xd_bits_to_bf16(float value) {
     const uint32_t bits = xd_bits_of_float(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x0040u; /* keep it one, quiet */
+    const uint32_t nan = (bits >> 16) | 0x0040u; /* still a NaN, a quiet one */
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
@@ -205,7 +205,7 @@ XD_SCALAR uint16_t xd_bits_to_f16(float value) {
     const uint32_t rest = mantissa & ((1u << shift) - 1u);
     const uint32_t half = 1u << (shift - 1);
     const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
-    /* A normal number's kept part carries the hidden bit, which adds one to the biased exponent. */
+    /* The mantissa bits of a normal number include the hidden bit, which adds one to the biased exponent. */
     const uint32_t base = exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10;
     return (uint16_t)(sign | (base + rounded));
 }

@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 
-/* Lets items[root] sink to its place in the heap items[0, count). */
+/* Sifts items[root] down in the heap items[0, count). */
 static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
     const void *moving = items[root];
     for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
@@ -14,7 +14,7 @@ static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sor
     items[root] = moving;
 }
 
-/* Heap sort: no hostile order makes it quadratic, as it can some qsort, and it needs no memory. */
+/* Heap sort: never quadratic, unlike some implementations of qsort, and it needs no memory. */
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order) {
     for (size_t i = count / 2; i-- > 0;) xdi_sort_sift(items, i, count, order);
     for (size_t end = count; end-- > 1;) {

@@ -15,12 +15,12 @@ typedef struct xd_texts {
     int64_t count;
 } xd_texts;
 
-/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
- * same role at the same place. */
+/* What a token is besides its text: a token with a role and no bytes is paired with the other side's token of the
+ * same role at the same offset in the text. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
 
-/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
- * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+/* Where a token comes from: bytes [begin, end) of the original text. The spans of tokens that share a character, or a
+ * cluster of characters that was normalised as a whole, may be equal or lie one inside another. */
 typedef struct xd_token_span {
     int64_t begin, end;
 } xd_token_span;

@@ -1,4 +1,4 @@
-/* Collectives: checks, the control record all ranks compare, counters, and the communicators they run on. */
+/* Collectives: checks, the control record that all ranks compare, counters, and communicators. */
 
 #include "comm/internal.h"
 #include "kernel/kernels.h"
@@ -13,9 +13,9 @@ struct xd_comm {
     xd_control *all;  /* [size], the records of the call in progress */
     uint64_t *values; /* [size], scratch of the comparison */
     int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal pieces */
+    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
-    uint64_t sequence; /* collectives begun, send and recv not among them */
+    uint64_t sequence; /* collectives begun, without send and recv */
     bool is_world;     /* its first collective has the longer deadline */
     xd_result broken;  /* XD_OK, or what broke the group */
     int culprit;       /* world rank; -1 unknown */
@@ -150,8 +150,8 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     return XD_OK;
 }
 
-/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long
- * one. */
+/* True when this rank's buffers overlap, except for recv = send and for the short one being this rank's block of
+ * the long one. */
 static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes,
                               uintptr_t recv_bytes) {
     const uintptr_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv;
@@ -238,9 +238,9 @@ static uint64_t xdi_comm_hash(int from, int to, int64_t count) {
     return xdi_comm_mix(xdi_comm_mix(((uint64_t)(uint32_t)from << 32) | (uint32_t)to) + (uint64_t)count);
 }
 
-/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its
- * sender's and its receiver's: it enters one hash with plus and the other with minus, so the sum over all
- * ranks is zero. */
+/* Counts that must be the same on all ranks have the same hash on all. In an all_to_all two ranks have each count, the
+ * sender and the receiver: it is added to the hash of one and subtracted from that of the other, so the sum over
+ * all ranks is zero. */
 static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int64_t *shared = xdi_comm_shared_counts(c);
@@ -271,7 +271,7 @@ static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, 
     return mine;
 }
 
-/* A transport's error breaks the group for good. */
+/* A transport's error breaks the group permanently. */
 static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     if (result != XD_OK && comm->broken == XD_OK) {
         const xd_error *error = xd_last_error(comm->ctx);
@@ -370,7 +370,7 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
                            ours);
 }
 
-/* One more round of control records that carry nothing but two numbers. */
+/* One more round of control records, which contain only two numbers. */
 static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline) {
     xd_control mine;
     memset(&mine, 0, sizeof mine);
@@ -379,7 +379,7 @@ static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, d
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
-/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and
+/* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
@@ -416,7 +416,7 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
-/* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
+/* The lowest rank whose status is not XD_OK sends its message to the others, 32 bytes per round. */
 static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
                                   double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
@@ -453,7 +453,7 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     return XD_OK;
 }
 
-/* The same verdict on every rank, from the same records. */
+/* The same result on every rank, computed from the same records. */
 static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine, double deadline) {
     const int n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -478,10 +478,10 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
     return c->leaves.total ? xdi_comm_agree_leaves(comm, c, kind) : XD_OK;
 }
 
-/* ---- the one path ---- */
+/* ---- the path of every call ---- */
 
-/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces
- * to their owners, sums back. */
+/* Adds the payload to the counters. An all_reduce counts as it does in separate address spaces: blocks to their
+ * owners, sums back. */
 static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const uint64_t size = xd_dtype_size(c->dtype), others = (uint64_t)n - 1;
@@ -529,8 +529,8 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
- * other one by a record of no dtype, when there is another one. */
+/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments informs the
+ * other one, if the other one is valid, by a record of dtype NONE. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
     const xd_result mine = xdi_comm_validate(comm, c);
@@ -552,8 +552,8 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return mine;
 }
 
-/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
- * of, as they must of what the context has kept for them. */
+/* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
+ * and of an error that the context has stored for them (xdi_ctx_settle). */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
@@ -748,7 +748,7 @@ XD_API void xd_comm_abort(xd_comm *comm) {
     comm->transport->ops->abort(comm->transport);
 }
 
-/* Group ranks of one color in the order of (key, rank); returns how many. */
+/* Group ranks of one color in the order of (key, rank); returns their number. */
 static int xdi_comm_members(xd_comm *comm, int color) {
     int size = 0;
     for (int r = 0; r < comm->transport->size; r++) {

@@ -9,29 +9,29 @@
  * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
  * it was made with.
  *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
- * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
- * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
- * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
- * message. After either the group goes on.
+ * Every call below is collective over the group unless its comment says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. Differences are found before
+ * data moves: every rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the
+ * group. A rank whose own arguments are wrong returns that error and the others PEER with its message. After
+ * either error the group can still be used.
  *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
- * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
- * with all groups that were split from the same world: every later call returns PEER at once with the
- * culprit's name.
+ * No call waits longer than xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world).
+ * When a rank does not arrive the others return TIMEOUT, when it has left they return PEER; then the group is
+ * broken, with all groups that were split from the same world: every later call returns PEER at once, naming
+ * the culprit.
  *
  * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
- * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
- * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * except when the group breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's block of the long one;
  * no other overlap.
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
- * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
- * only: UNSUPPORTED for other. */
+ * the ranks, no call waits for the device, and the bits are those of host memory. In a world of threads the kernels of
+ * each rank read the memory of the others, so ranks on different GPUs need peer access between them. MPI moves host
+ * memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
+/* What a collective does. AGREE and SPLIT have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -47,9 +47,9 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
- * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
- * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
+/* The one struct that describes every collective: one function checks, counts and traces it and injects faults,
+ * then passes it to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> blocks lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
@@ -62,8 +62,8 @@ typedef struct xd_collective {
     xd_dtype dtype;
     xd_reduce_op op;
     int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
-     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, its nodes back to back, each of the whole extent,
+     * and the sum follows the canonical tree. Required for floating-point sums in INVARIANT mode. */
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
@@ -72,8 +72,8 @@ typedef struct xd_collective {
 /* What one handle has moved so far. */
 typedef struct xd_comm_counters {
     uint64_t calls;      /* collectives completed */
-    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
-    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
+    uint64_t bytes_sent; /* payload bytes from this rank to other ranks; what stays local does not count */
+    uint64_t bytes_received; /* payload bytes from other ranks */
 } xd_comm_counters;
 
 /* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
@@ -87,12 +87,12 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
+ * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
- * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
- * error does it for you. */
+/* This rank leaves the world for good: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. Called for a rank function that
+ * returns an error. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
 /* Returns on every rank after every rank has called. */
@@ -102,13 +102,13 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 /* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op);
-/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
+/* send holds sum(counts) elements; this rank receives block `rank`, counts[rank] elements. */
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
+/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
-/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
+/* send_counts[r] elements go to rank r, recv_counts[r] come from it; blocks lie in rank order on both sides. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
 /* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
@@ -116,41 +116,42 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
                            int root);
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
- * `from` is itself wrong there is nobody to tell. */
+/* Two ranks only. A send returns when the receiver has the data. Not ordered with respect to collectives of
+ * other ranks. A rank whose own arguments are wrong still waits for the other one, to report the error to it,
+ * unless `to` or `from` itself is wrong. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
- * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
- * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
+/* Agrees on a result: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back, and the others get PEER with the number of the lowest such rank and its
+ * message. Call it after work that can fail on one rank alone (files, memory), before any rank communicates
+ * again. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+/* As MPI_Comm_split: ranks with the same color form a group, ordered by (key, rank). color < 0 -> no group, *out
  * = NULL. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
- * an error, or returns while others wait for it, makes their calls return PEER. */
+/* What each rank of xd_run_threads runs. The runner owns world and its context. When a rank returns an error,
+ * or returns while others wait for it, their calls return PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all of them.
  *
  *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
  *           thread-safe.
- *   error   when not NULL: the error behind the result, the culprit's own where one is known
+ *   error   when not NULL: receives the error behind the result, the culprit's own where it is known
  *
  * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
- * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+ * thread. Further errors: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
- * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+/* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
+ * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
  * local; joining is collective and waits at most init_timeout_seconds. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);

@@ -7,58 +7,58 @@
 /* collective.c: sum of n counts. */
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 
-/* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
+/* collective.c: offset of block `rank` in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece
- * [*begin, *end) of `size` nearly equal ones. */
+/* collective.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
+ * `size` nearly equal blocks. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
-/* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
+/* collective.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
-/* collective.c: what is below a handle. */
+/* collective.c: the transport of a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
-/* collective.c: can the group's transport move memory of the context's device? */
+/* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
-/* threads.c: is this a group of threads? The next two are for such groups alone. */
+/* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
-/* threads.c: zeroed memory that every rank of the group sees, once a group; freed with the group's last
+/* threads.c: zeroed memory that all ranks of the group share, created once per group; freed with the group's last
  * handle. Collective. Errors: MEMORY. */
 XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 
-/* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
+/* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
 
-/* collective.c: can all ranks do it? Collective. */
+/* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 
 /* node.c: memory of the host that the processes of a group on one node share. */
 typedef struct xdi_node xdi_node;
 
-/* node.c: zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, a thread of a process
- * that has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
+/* node.c: creates it, zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, its process
+ * has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out);
-/* node.c: local; before comm goes. From then on this rank counts as one that has died. NULL is fine. */
+/* node.c: local; call it before comm is destroyed. From then on this rank counts as dead. NULL is fine. */
 XD_PRIVATE void xdi_node_destroy(xdi_node *node);
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
 
-/* node.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches `target`; it may
- * be this rank, when something else than its thread raises it. Errors: TIMEOUT and PEER; then all that wait for
- * memory of this node, now or later, get one of them. */
+/* node.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches `target`; it may
+ * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
+ * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
-/* node.c: another rank's process has ended, or has given the memory back. */
+/* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
-/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
+/* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
 

@@ -1,4 +1,4 @@
-/* The stack of a rank's leaves: the canonical tree over gradients, built as they come. */
+/* The stack of a rank's leaves: the canonical tree over gradients, built as they arrive. */
 
 #include "base/internal.h"
 #include "comm/leaves.h"
@@ -16,9 +16,8 @@ struct xd_leaf_stack {
     float *nodes;   /* [deepest, elements] */
 };
 
-/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that
- * leaf. Forests of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not
- * estimated. */
+/* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
+ * and the new leaf. At most 2 log2(count) + 1; computed, not estimated. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     for (int64_t n = 1; n <= leaves->count; n++) {

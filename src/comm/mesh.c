@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One partition of the world into ordered groups: for each rank the first member of its group and its place
- * there; leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not,
- * alike. */
+/* One partition of the world into ordered groups: for each rank the first member of its group and its index in the
+ * group; leader -1 -> the rank is in no group. Every rank has all of it, so that lookups give the same result on all
+ * ranks. */
 typedef struct xdi_mesh_entry {
     int *leader, *place; /* [world size] each */
-    xd_comm *comm;       /* this rank's group; NULL when it stands outside */
+    xd_comm *comm;       /* this rank's group; NULL when it is in none */
     bool owned;          /* false: the world itself */
     struct xdi_mesh_entry *next;
 } xdi_mesh_entry;
@@ -20,7 +20,7 @@ typedef struct xdi_mesh_table {
     int references;
     xd_comm *world;
     xd_ctx *ctx;
-    uint64_t created; /* meshes so far: part of what ranks compare */
+    uint64_t created; /* number of meshes so far, which ranks compare too */
     xdi_mesh_entry *entries;
 } xdi_mesh_table;
 
@@ -31,7 +31,7 @@ typedef struct xdi_mesh_root {
     xd_topology topology; /* ranks owned */
     bool member;
     int coordinate[XD_MESH_AXES_MAX];
-    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not asked for yet */
+    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not requested yet */
     int flat_count;
     char flat_name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     unsigned flat_axes[XD_MESH_AXES_MAX];
@@ -39,8 +39,8 @@ typedef struct xdi_mesh_root {
 
 struct xd_mesh {
     xdi_mesh_root *root;
-    unsigned axes[XD_MESH_AXES_MAX]; /* root axes behind each own axis */
-    xd_topology topology;            /* own axes; ranks owned */
+    unsigned axes[XD_MESH_AXES_MAX]; /* the root axes that form each axis of this mesh */
+    xd_topology topology;            /* of this mesh; ranks owned */
 };
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
@@ -106,7 +106,7 @@ XD_API void xd_mesh_destroy(xd_mesh *mesh) {
     xd_release(ctx, mesh);
 }
 
-/* The topology with a rank list of its own; false without memory. */
+/* Replaces the rank list by a copy that the topology owns; false without memory. */
 static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
     for (int i = 0; ranks && i < topology->rank_count; i++)
@@ -115,7 +115,7 @@ static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     return ranks != NULL;
 }
 
-/* The first rank of the group over `mask` that a rank is in, and its place there; leader -1 -> no member. */
+/* The first rank of a rank's group over `mask`, and the rank's index in it; leader -1 -> not a member. */
 static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, int *leader, int *place) {
     int coordinate[XD_MESH_AXES_MAX];
     *leader = -1;
@@ -129,8 +129,8 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
     *leader = xd_topology_rank(topology, coordinate);
 }
 
-/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
- * what one rank alone runs out of. */
+/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be created may not depend on
+ * one rank running out of memory. */
 static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology,
                                      unsigned mask) {
     const int world_size = xd_comm_size(table->world);
@@ -183,7 +183,7 @@ static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, 
     return xd_agree(parent, entry->leader[me] < 0 ? XD_OK : xd_comm_self(table->ctx, &entry->comm));
 }
 
-/* The entry for the groups over mask, made when it is new: then collective over parent. */
+/* The entry for the groups over mask, created when it is new: then collective over parent. */
 static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent,
                                     xdi_mesh_entry **out) {
     xdi_mesh_table *table = root->table;
@@ -218,8 +218,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders of `comm` take part in the
- * first, and learn how it ended. */
+/* First the members' communicator, then every single axis from left to right. Ranks of `comm` outside the mesh take part
+ * in the first step and get its result. */
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
@@ -230,8 +230,7 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     return root->topology.rank_count < xd_comm_size(comm) ? xd_agree(comm, result) : result;
 }
 
-/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
- * failure. */
+/* A mesh over some axes of a root, with this rank's coordinates on the other axes. Takes no reference on failure. */
 static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
                               const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
@@ -340,7 +339,7 @@ static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mes
     return XD_OK;
 }
 
-/* Agrees on what every rank built, compares it, and makes the communicators. Destroys mine on failure. */
+/* Agrees on the ranks' results, compares the meshes, and creates the communicators. Destroys `mesh` on failure. */
 static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
     xd_result result = xd_agree(comm, mine);
     if (result == XD_OK) {
@@ -382,7 +381,7 @@ static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
     return XD_OK;
 }
 
-/* Index of a mesh's own axis; name NULL -> the only one. */
+/* Index of an axis of this mesh; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
     XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
@@ -418,7 +417,7 @@ static unsigned xdi_mesh_lookup(const xdi_mesh_root *root, const char *name) {
     return 0;
 }
 
-/* A list of names -> one set of root axes each, distinct. */
+/* A list of names -> a set of root axes for each, disjoint. */
 static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, unsigned *sets,
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;

@@ -1,10 +1,9 @@
-/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
- * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
+/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
+ * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
  *
- * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
- * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
- * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
- * such ranks shares nothing here. */
+ * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
+ * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
+ * own. Ranks in one process could therefore not see each other's, and a group with such ranks shares nothing here. */
 
 #include "comm/internal.h"
 #include "comm/topology.h"
@@ -19,16 +18,16 @@
 #include <unistd.h>
 
 enum {
-    XDI_NODE_LINE = 64,    /* the first bytes of the file are the library's own */
-    XDI_NODE_SPIN = 100,   /* looks before giving up the core */
+    XDI_NODE_LINE = 64,    /* bytes at the start of the file that the library uses itself */
+    XDI_NODE_SPIN = 100,   /* polls before yielding the core */
     XDI_NODE_YIELD = 2000, /* yields before short sleeps */
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* What every rank sees before the shared memory. */
+/* The start of the file, before the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the same number as in the file's name: another host's file of this name has another */
-    uint64_t failure; /* 0, or what ended the waiting: result << 32 | (culprit + 1); atomic, written once */
+    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
@@ -40,12 +39,12 @@ struct xdi_node {
 
 /* ---- the file ---- */
 
-/* The name is agreed upon as two numbers: a process, and a moment in its life. */
+/* The ranks agree on the name as two numbers: a process and a time. */
 static void xdi_node_name(const int64_t *name, char *path, size_t size) {
     snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
 }
 
-/* Writing, unlike setting a length, takes the memory at once: a full node is noticed here, not by a signal later. */
+/* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
 static bool xdi_node_fill(int file, size_t bytes) {
     static const char zeros[4096] = { 0 };
     while (bytes > 0) {
@@ -76,7 +75,7 @@ static struct flock xdi_node_byte(int rank) {
     return lock;
 }
 
-/* Does another process hold the rank's byte? */
+/* Whether another process holds the lock on the rank's byte. */
 static bool xdi_node_lives(const xdi_node *node, int rank) {
     struct flock lock = xdi_node_byte(rank);
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -111,7 +110,7 @@ static bool xdi_node_join(xdi_node *node, const int64_t *name) {
 
 /* ---- creating ---- */
 
-/* Collective, whatever a rank can do; *shared says whether all could do everything. */
+/* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
 static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
     XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
@@ -165,7 +164,7 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
-/* The first failure counts: all that wait from now on learn of it. */
+/* Only the first failure is recorded: all later waits report it. */
 static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
     const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
@@ -174,7 +173,7 @@ static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* In the words of comm/threads.c: who waits for a rank that is late says TIMEOUT, the late one itself PEER. */
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
     const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
@@ -206,7 +205,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
         if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
         if (turn < XDI_NODE_SPIN) continue;
         if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
-        /* The clock and the lock first, the counter after them: what came in time counts. */
+        /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);

@@ -1,4 +1,4 @@
-/* A group of one: the piece that goes to this rank is the piece that came from it. */
+/* A group of one: every collective copies this rank's block to itself. */
 
 #include "comm/internal.h"
 #include "kernel/kernels.h"
@@ -14,7 +14,7 @@ static xd_result xdi_self_control(xd_transport *transport, const xd_control *min
     return XD_OK;
 }
 
-/* The piece's place and length on both sides. */
+/* Offset and length of the block on both sides, and the copy. */
 static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     (void)deadline;
     if (c->kind == XD_COLLECTIVE_BROADCAST) return XD_OK;

@@ -1,16 +1,15 @@
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
- * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
- * data lies) and then raises `arrived` to p; a round is complete for a rank when it has seen all others
- * arrive. Nobody can be two rounds ahead, so two pages suffice and reading one needs no second barrier.
- * Short payloads are copied into the page and reduced by every rank for itself: one round. Longer ones stay
- * where they are: ranks read them between the control round and a closing round that says "I have read
- * yours".
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, address of its
+ * data) and then sets `arrived` to p; a round is complete for a rank when it has seen all others arrive. No rank
+ * can be two rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are
+ * copied into the page and every rank reduces them for itself: one round. Longer ones are not copied: ranks read
+ * them between the control round and a closing round, in which each reports that it has read the others' data.
  *
- * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its
- * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
- * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
- * not busy. Copying never waits for anything, so that is soon. */
+ * The first wait that fails breaks the world permanently, with all groups split from it. A rank then leaves its
+ * call, and its caller may free the buffers. So a rank that accesses memory of peers first sets `busy` and checks
+ * that the world is not broken, and a rank that leaves a broken call waits until its peers are not busy. That does
+ * not take long, because copying never waits. */
 
 #include "comm/internal.h"
 #include "kernel/kernels.h"
@@ -22,9 +21,9 @@
 #include <time.h>
 
 enum {
-    XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
-    XDI_THREADS_SPIN = 100,    /* looks before giving up the core */
-    XDI_THREADS_REST = 100,    /* waits without looks after looks in vain */
+    XDI_THREADS_INLINE = 4096, /* maximum bytes of a payload in the page */
+    XDI_THREADS_SPIN = 100,    /* polls before yielding the core */
+    XDI_THREADS_REST = 100,    /* waits without polling after polling in vain */
     XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
     XDI_THREADS_NAP = 50000    /* nanoseconds */
 };
@@ -33,7 +32,7 @@ typedef struct xdi_threads_page {
     xd_control control;
     xd_collective record;
     const void *data; /* record.send, or payload below */
-    int64_t *offsets; /* [size], where the piece for each rank begins in data */
+    int64_t *offsets; /* [size], offset in data of the block for each rank */
     bool is_short;
     bool on_device;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
@@ -44,12 +43,12 @@ typedef struct xdi_threads_group xdi_threads_group;
 typedef struct xdi_threads_slot {
     uint64_t arrived;         /* rounds this rank has entered; atomic */
     uint32_t left;            /* this rank destroyed its handle; atomic */
-    uint32_t busy;            /* this rank touches memory of peers; atomic */
-    uint32_t joined;          /* world group: the rank has come; atomic */
+    uint32_t busy;            /* this rank accesses memory of peers; atomic */
+    uint32_t joined;          /* world group: the rank has joined; atomic */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
-    /* Events of this rank once it has moved memory of a device: what it sends is complete, what it does to the memory of
-     * peers is done. They live as long as the group, because peers wait for them after this rank has gone on. */
+    /* Events of this rank once it has moved memory of a device: its data to send is complete; its accesses to memory of
+     * peers are complete. They live as long as the group, because peers wait for them after this rank has returned. */
     void *ready, *done;
     void (*event_destroy)(void *event);
     xdi_threads_page page[2];
@@ -58,7 +57,7 @@ typedef struct xdi_threads_slot {
 /* A send waiting for its receiver, one for each ordered pair of ranks. */
 typedef struct xdi_threads_mail {
     uint64_t posted; /* messages offered so far; atomic, written by the sender */
-    uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
+    uint64_t done;   /* messages processed so far; atomic, written by the receiver */
     const void *data;
     int64_t count, wanted; /* the sender's and the receiver's */
     bool on_device;
@@ -69,7 +68,7 @@ struct xdi_threads_group {
     struct xd_thread_world *world;
     xdi_threads_group *next; /* in world->groups */
     int size;
-    uint32_t holders;        /* handles that exist or may still be made; atomic */
+    uint32_t holders;        /* handles that exist or may still be created; atomic */
     int *world_ranks;        /* [size] */
     xdi_threads_slot *slots; /* [size] */
     int64_t *offsets;        /* [size][2][size], for the pages */
@@ -91,9 +90,9 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
-    int rest;            /* waits to come that give up the core at once */
+    int rest;            /* number of next waits that yield the core at once */
     bool on_device;      /* the collective in progress moves memory of a device */
-    void *stream;        /* where it does so */
+    void *stream;        /* on which it does so */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -148,7 +147,7 @@ static xdi_threads_group *xdi_threads_group_create(xd_thread_world *world, int s
     return group;
 }
 
-/* One handle less; the last one frees the group. The world's own group lives as long as the world. */
+/* Releases one handle; the last one frees the group. The world's own group lives as long as the world. */
 static void xdi_threads_group_leave(xdi_threads_group *group) {
     xd_thread_world *world = group->world;
     if (__atomic_sub_fetch(&group->holders, 1, __ATOMIC_ACQ_REL) > 0 || group == world->root) return;
@@ -162,7 +161,7 @@ static void xdi_threads_group_leave(xdi_threads_group *group) {
 
 /* ---- failure ---- */
 
-/* The first failure counts; later ones are its echoes. */
+/* Only the first failure is recorded; later ones are its consequences. */
 static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
@@ -174,15 +173,15 @@ static uint64_t xdi_threads_failure(const xd_thread_world *world) {
     return __atomic_load_n(&world->failure, __ATOMIC_SEQ_CST);
 }
 
-/* Waits until no peer touches this rank's memory: see the top of the file. */
+/* Waits until no peer accesses this rank's memory: see the top of the file. */
 static void xdi_threads_drain(const xdi_threads *t) {
     for (int r = 0; r < t->group->size; r++)
         while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST))
             sched_yield();
 }
 
-/* Before this rank says that it touches nothing any more, its device must have stopped doing so. Only a broken world
- * makes a host wait for a device. */
+/* Before this rank clears `busy`, its device must have completed its accesses. Only in a broken world the host waits for
+ * a device. */
 static void xdi_threads_settle(const xdi_threads *t) {
     if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
     xd_launch launch = xd_ctx_launch(t->base.ctx);
@@ -191,8 +190,7 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
- * nobody. */
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
@@ -201,8 +199,8 @@ static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
 }
 
-/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the
- * rank that looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
+ * passed first; the late one itself, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -232,17 +230,17 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Where a wait begins. Looking again and again pays only while the other rank runs at the same moment. The number of
- * cores does not tell: the system may keep two threads on one of many. So a rank whose looks were in vain goes without
- * them for a while, then tries again. */
+/* The turn at which a wait begins. Polling pays only while the other rank runs at the same time. The number of cores does
+ * not decide that: the system may run two threads on one of many. So a rank that has polled in vain does not poll for some
+ * waits, then tries again. */
 static int xdi_threads_patience(xdi_threads *t) {
     if (t->rest == 0) return 0;
     t->rest--;
     return XDI_THREADS_SPIN;
 }
 
-/* Look while both may be running, then yield, then nap. True when the caller should look at the clock: not after a
- * mere look, always after giving up the core. */
+/* Polls while both may be running, then yields, then sleeps. True when the caller should check the clock: always after
+ * yielding the core, not after a mere poll. */
 static bool xdi_threads_pause(xdi_threads *t, int turn) {
     if (turn < XDI_THREADS_SPIN) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -260,7 +258,7 @@ static bool xdi_threads_pause(xdi_threads *t, int turn) {
     return true;
 }
 
-/* Waits until *counter, which `rank` raises, reaches `target`. */
+/* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
@@ -268,7 +266,7 @@ static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint6
     for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
-        /* Its last act may have been to arrive: look again after seeing it gone. */
+        /* It may have arrived just before it left: read the counter again after seeing that it has left. */
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);
@@ -296,9 +294,9 @@ static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
 
 /* ---- memory of a device ----
  *
- * The ranks' threads meet in rounds as ever, while the data moves later, on their streams: a rank records `ready`
- * before it shows its memory, streams of peers wait for that; each records `done` behind its work, and no stream goes on
- * before all are. Nobody waits on the host for a device. */
+ * The ranks' threads meet in rounds as for host memory, but the data moves later, on their streams: a rank records `ready`
+ * before it publishes its addresses, and streams of peers wait for that; each records `done` after its work, and every
+ * stream waits for all of these. The host never waits for a device. */
 
 static bool xdi_threads_sees_device(const xdi_threads *t, const xd_collective *c) {
     const xd_kernels *kernels = xd_ctx_settings(t->base.ctx)->kernels; /* NULL: the CPU's */
@@ -385,7 +383,7 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
     return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
 }
 
-/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
  * each rank has for this one; `stride` elements from node to node. */
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
@@ -406,15 +404,15 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
     return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
- * else reads that share. Short ones are reduced whole by everybody. */
+/* Each rank reduces its block and stores the sums into every rank's recv: in place is fine, since no other rank reads
+ * that block. Short arrays are reduced whole by every rank. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
     const int64_t tile =
-        t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
+        t->on_device ? c->count : 4096; /* a tile stays in the cache; on a device few launches are better */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
@@ -455,7 +453,7 @@ static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, 
     }
 }
 
-/* Says that this rank touches memory of peers; false when the world is broken and they may be gone. */
+/* Marks this rank as accessing memory of peers; false when the world is broken and their memory may be freed. */
 static bool xdi_threads_enter(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 1u, __ATOMIC_SEQ_CST);
     if (!xdi_threads_failure(t->group->world)) return true;
@@ -467,7 +465,7 @@ static void xdi_threads_exit(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* This rank's part on its stream, behind what peers have made ready. */
+/* This rank's part on its stream, after the peers' `ready`. */
 static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -478,7 +476,7 @@ static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collecti
     return t->slot->done ? memory->event_record(&launch, t->slot->done) : XD_OK;
 }
 
-/* The stream goes on when every peer has done its part. */
+/* Makes the stream wait until every peer has completed its part. */
 static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
     const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
     const xd_launch launch = xdi_threads_launch(t, c);
@@ -488,7 +486,7 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     return XD_OK;
 }
 
-/* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
+/* This rank is busy until its stream waits for all peers: work it has launched may run at any time. */
 static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
     t->stream = xdi_threads_launch(t, c).stream;
     XD_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
@@ -525,7 +523,8 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
                                    int receiver) {
     const int *world = t->group->world_ranks;
     const bool sends = t->base.rank == sender;
-    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE)
+        return XD_OK; /* there is no data to move */
     if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
@@ -545,7 +544,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
     if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
-    const uint64_t number = mail->posted + 1; /* nobody else writes it */
+    const uint64_t number = mail->posted + 1; /* only this thread writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
     const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
@@ -593,7 +592,7 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
-/* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
+/* The first member creates the group and publishes it in its slot of the parent, where the others read it. */
 static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
                                    double deadline, xd_transport **out) {
     xdi_threads *t = (xdi_threads *)transport;
@@ -661,7 +660,7 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     return xdi_threads_wait(t, counter, target, rank, deadline);
 }
 
-/* A handle on a group whose holders already count this rank; gives that place back on failure. */
+/* A handle on a group whose `holders` includes it already; releases it on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
     const size_t n = (size_t)group->size;
     xdi_threads *t = (xdi_threads *)xd_allocate(ctx, sizeof *t);
@@ -789,7 +788,7 @@ static void *xdi_threads_main(void *argument) {
     return NULL;
 }
 
-/* PEER and TIMEOUT are echoes of another rank's failure when there is one. */
+/* The run whose failure came first: PEER and TIMEOUT are consequences of another rank's failure, if there is one. */
 static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, int ranks) {
     const xdi_threads_run *found = NULL;
     int best = 0;

@@ -1,4 +1,4 @@
-/* Which ranks stand where: axes, orders, experts. Pure functions of a desc. */
+/* The arrangement of ranks: axes, orders, experts. Pure functions of a desc. */
 
 #include "comm/internal.h"
 #include "comm/topology.h"
@@ -56,7 +56,7 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
     return XD_OK;
 }
 
-/* The axes of a desc as they come, slowest first. */
+/* The topology of axes that are slowest first. */
 static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
                                       xd_topology *out) {
     xd_topology t;
@@ -103,7 +103,7 @@ static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *na
     return -1;
 }
 
-/* The whole names of the string, in its order and then those it left out: leftmost = fastest. */
+/* The axes named in the string, in its order, then those it leaves out: leftmost = fastest. */
 static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                           int *sequence) {
     unsigned seen = 0;
@@ -137,7 +137,7 @@ static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_ax
     return XD_OK;
 }
 
-/* Context and expert parallelism share ranks: one grid has one of them. */
+/* Context and expert parallelism use the same ranks: a grid can have only one of them. */
 static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
     const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
     XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
@@ -211,7 +211,7 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
     return xd_topology_create(ctx, &grid, out);
 }
 
-/* Position of a rank inside its pipeline group and the first rank of that group. */
+/* The index of a rank in its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
     const int pp = xd_topology_axis(t, "pp");
     int c[XD_MESH_AXES_MAX] = { 0 };
@@ -265,7 +265,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     return XD_OK;
 }
 
-/* The size of the axis that is split, over its parts. */
+/* The product of the sizes of the parts must be the size of the axis. */
 static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
                                           const xd_unflatten_desc *d, int at) {
     int64_t product = 1;
@@ -349,7 +349,7 @@ XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *c
     return true;
 }
 
-/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0
+/* Advances a coordinate over the axes in mask, last axis fastest; false after the last one (then all are 0
  * again). */
 static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
     for (int i = topology->axis_count - 1; i >= 0; i--) {

@@ -4,7 +4,7 @@
 #include "base/extend.h"
 #include "comm/collective.h"
 
-/* For writers of transports. */
+/* For authors of transports. */
 
 /* What ranks compare before data moves. 64 bytes; all-gathered by the control plane. */
 typedef struct xd_control {
@@ -23,31 +23,31 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
-/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy
- * and abort may wait, never past `deadline` (seconds of the context's clock). A transport reports a broken
- * group with PEER or TIMEOUT through xd_fail_culprit. */
+/* One rank's end of a group. comm/threads.c is the reference for each call. All calls but destroy and abort may
+ * wait, but not longer than `deadline` (seconds of the context's clock). A transport reports a broken group with
+ * PEER or TIMEOUT through xd_fail_culprit. */
 typedef struct xd_transport_ops {
     const char *name;
-    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers along with the record. It stays valid until execute returns. */
+    /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
      * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. One of dtype NONE says that its rank refused the
-     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group goes on too. Other
-     * errors break it. */
+     * and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused the
+     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
+     * Other errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
-    /* A sub-group; the members in order are given, this rank is among them. members are ranks of
-     * `transport`. Only the members call it, right after a control call. */
+    /* Creates a sub-group of the given members, in this order; they are ranks of `transport` and include this one.
+     * Only the members call it, right after a control call. */
     xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
-    /* For a rank that waits for peers in another way: lets messages move on; PEER when the world is broken. Never
-     * waits. NULL: nothing to do and nothing known. */
+    /* For a rank that waits for peers by other means: makes progress on messages; PEER when the world is broken. Never
+     * waits. NULL: not needed. */
     xd_result (*poll)(xd_transport *transport);
-    /* Can move memory of the context's GPU; without, a call with such memory is refused before execute. */
+    /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
 } xd_transport_ops;
 

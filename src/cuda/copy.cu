@@ -1,6 +1,7 @@
-/* Strided copies, many in a launch: the pieces of a redistribution, and arrays that keep their dtype. Reads
- * and writes every byte once, 16 at a time where addresses, strides and lengths allow; the index is taken
- * apart by divisions, which memory hides. Grid: one block of 256 threads a chunk of 16384 units. */
+/* Strided copies, many in a launch: the blocks of a redistribution, and arrays whose dtype does not change. Reads
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow; coordinates are computed from
+ * the index by divisions, whose time is hidden by that of memory. Grid: one block of 256 threads per chunk of 16384
+ * units. */
 
 struct xdi_cuda_move {
     char *to;
@@ -60,7 +61,7 @@ static int64_t xdi_cuda_move_bytes(void *to, const void *from, int64_t bytes, xd
 }
 
 /* A strided block of elements of `size` bytes. Where the last dimension is dense on both sides it is moved in
- * larger units; otherwise element by element. A stride of zero reads the same element again and again. */
+ * larger units; otherwise element by element. A stride of zero reads the same element repeatedly. */
 static int64_t xdi_cuda_move_block(const xd_copy *copy, const void *source, void *destination, size_t size,
                                    xdi_cuda_move *move) {
     const int last = copy->ndim - 1;

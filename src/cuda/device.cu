@@ -6,7 +6,7 @@ static void *xdi_cuda_allocate_plain(void *user, size_t bytes) {
     (void)user;
     void *memory = NULL;
     if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
-    cudaGetLastError(); /* "no room" is told by NULL */
+    cudaGetLastError(); /* a lack of memory is reported by NULL */
     return NULL;
 }
 
@@ -46,7 +46,7 @@ static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value,
     return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
 }
 
-/* Asks again and again instead of waiting, so that a peer that never comes ends in a message. */
+/* Polls instead of blocking, so that a peer that never comes is an error at the deadline. */
 static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
     const double seconds = xd_ctx_settings(launch->ctx)->timeout_seconds;
     const double deadline = xd_now(launch->ctx) + seconds;
@@ -72,7 +72,7 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
 }
 
-/* Events order ranks that read each other's memory, so this is where other GPUs are let in. */
+/* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
     const int device = xdi_cuda_of(ctx)->device;
     int devices = 0;
@@ -111,8 +111,9 @@ static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *u
     return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
 }
 
-/* Whoever opens a small block sees the 2 MiB that it was cut from, so none is smaller. Another rank's failure to open
- * it is answered by messages, so errors are no more than "cannot" here; one that stays shows in the next call. */
+/* A process that opens a small block gets access to the whole 2 MiB allocation that contains it, so no block is smaller.
+ * If another rank cannot open it, messages are used instead, so errors only give NULL here; a permanent error is reported
+ * by the next call. */
 static void *xdi_cuda_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
     static_assert(sizeof(cudaIpcMemHandle_t) == sizeof *handle, "a handle holds what CUDA calls one");
     const size_t unit = (size_t)2 << 20;

@@ -1,8 +1,8 @@
 /* Lists of arrays. A model has a thousand of them and a launch for each would cost more than the work, so a kernel
- * takes a list, in one of two forms, and cuts every array into chunks that begin at multiples of 16 bytes when the
- * array does.
- *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph keeps its own
- *   xdi_cuda_kept   in device memory, for a caller that comes with the same arrays again: one launch */
+ * takes a list, in one of two forms, and splits every array into chunks that are aligned to 16 bytes when the array
+ * is.
+ *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph has its own copy
+ *   xdi_cuda_kept   stored in device memory, for a caller that passes the same arrays repeatedly: one launch */
 
 enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3328 };
 
@@ -30,12 +30,12 @@ template <typename Item> struct xdi_cuda_list {
     }
 };
 
-/* Lies in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
- * that what changes between calls, like the gradients' addresses, lies together. Empty arrays are in it. */
+/* Stored in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
+ * that what changes between calls, like the gradients' addresses, is contiguous. Includes empty arrays. */
 template <typename Item> struct xdi_cuda_kept {
     enum { WORDS = (int)(sizeof(Item) / sizeof(uint64_t)) };
     static_assert(sizeof(Item) % sizeof(uint64_t) == 0, "whole words");
-    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not kept */
+    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not stored */
     int64_t chunks, chunk;
     int count;
 
@@ -86,7 +86,7 @@ static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchLis
     return XD_OK;
 }
 
-/* As many blocks as are at work at once, or one a chunk when those are fewer. */
+/* As many blocks as can run at once, or one per chunk when there are fewer chunks. */
 template <typename... Parameters>
 static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, void (*kernel)(Parameters...),
                                      xdi_cuda_grid *grid) {
@@ -98,15 +98,15 @@ static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, vo
     return XD_OK;
 }
 
-/* ---- lists that are kept ---- */
+/* ---- lists stored on the device ---- */
 
 struct xd_array_list {
     xd_ctx *ctx;
     uint64_t *device; /* [room] the list of the last call */
-    uint64_t *there;  /* [room] the same on the host */
-    uint64_t *next;   /* [room] of the present call */
+    uint64_t *there;  /* [room] a copy of it on the host */
+    uint64_t *next;   /* [room] of the current call */
     int64_t room, words;
-    bool captured; /* a graph reads it, so it must stay as it is */
+    bool captured; /* a graph reads it, so it must not change */
 };
 
 enum {
@@ -114,7 +114,7 @@ enum {
     XDI_CUDA_PATCH_WORDS = 496
 }; /* words of the longest item and its first chunk */
 
-/* Words on their way into a kept list, as parameters: they need no memory that would have to stay. */
+/* Words to write into a stored list, as kernel parameters: so no host memory must stay valid until the copy. */
 struct xdi_cuda_patch {
     uint64_t *to;
     int64_t count;
@@ -153,10 +153,10 @@ static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list
     return XD_OK;
 }
 
-/* Brings list->next to the device where it differs from what is there. */
+/* Copies the words of list->next that have changed to the device. */
 static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list, int64_t words) {
     const bool all = list->words != words;
-    list->words = 0; /* until everything is on its way */
+    list->words = 0; /* until all copies have been launched */
     for (int64_t at = 0; at < words; at += XDI_CUDA_PATCH_WORDS) {
         xdi_cuda_patch patch;
         patch.to = list->device + at;
@@ -171,8 +171,8 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
     return XD_OK;
 }
 
-/* Whether kernels can read list->next on the device. A graph reads what is there when it runs, so a list that one reads
- * is not changed any more, and while a graph is captured nothing is sent. */
+/* Whether kernels can read list->next on the device. A graph reads the contents at the time it runs, so a list that a
+ * graph reads is not changed any more, and nothing is copied while a graph is being captured. */
 static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t words,
                                      bool *there) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -192,8 +192,8 @@ static int64_t xdi_cuda_chunk_of(int64_t elements) {
     return chunk;
 }
 
-/* Makes out the list of the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when it
- * cannot be kept. `list` may be NULL. */
+/* Fills *out with the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when the list
+ * cannot be stored. `list` may be NULL. */
 template <typename Item, typename MakeItem>
 static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int64_t count,
                                MakeItem make_item, xdi_cuda_kept<Item> *out) {
@@ -240,7 +240,7 @@ static __device__ inline xdi_cuda_span xdi_cuda_span_of(int64_t chunk_of_array, 
     return span;
 }
 
-/* Calls work(item, span) for each chunk of the list that falls to this block. */
+/* Calls work(item, span) for each chunk of the list that is this block's. */
 template <typename List, typename Work>
 static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
@@ -251,7 +251,7 @@ static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
 }
 
 /* The threads of a block share the elements of a span: eight(i) for eight that start at i while `wide`,
- * one(i) for the rest. What becomes of an element must not depend on which of the two has it. */
+ * one(i) for the others. The result for an element must not depend on which of the two is called. */
 template <typename Eight, typename One>
 static __device__ inline void xdi_cuda_walk(xdi_cuda_span span, bool wide, Eight eight, One one) {
     const int64_t eights = wide ? (span.end - span.begin) / 8 : 0;

@@ -1,19 +1,19 @@
-/* Rows of logits: who works on a row, how its elements are read and written, and sums of terms.
+/* Rows of logits: the threads of a row, reading and writing its elements, and sums of terms.
  *
  * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
- * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
- * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+ * ones. A thread processes eight columns at a time, 16 bytes per load where the row is aligned to 16 bytes; it adds
+ * these eight in f32 and everything else in double. Every sum has one order, whatever the grid. */
 
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
 
-/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
- * blocks on a processor. */
+/* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
+ * to have more blocks on a multiprocessor. */
 #define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
 #define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
 
-/* Runs the statements with TEAM as the threads that work on a row of so many columns. */
+/* Runs the statements with TEAM as the number of threads for a row of `columns` columns. */
 #define XDI_CUDA_TEAMS(columns, TEAM, ...)   \
     if ((columns) <= XDI_CUDA_SHORT_ROW) {   \
         enum { TEAM = XDI_CUDA_WARP };       \
@@ -103,7 +103,7 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     return chunk;
 }
 
-/* Writes them, rounded; those at `end` and beyond are left alone. */
+/* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
 static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
                                              const xdi_cuda_eight &chunk) {
@@ -312,9 +312,9 @@ xdi_cuda_team_totals(const xdi_cuda_sums<N, FIXED> &mine) {
 
 /* ---- sorting ---- */
 
-/* Sorts count things by the TEAM threads that call it: order(low, high) puts the things at two places, low < high,
- * into order. Bitonic, every step ascending, so that places past the end need no things. The steps of a team see
- * each other's writes. */
+/* Sorts `count` items by the TEAM threads that call it: order(low, high) orders the items at two indices, low < high.
+ * Bitonic, every step ascending, so that indices past the end need no items. The steps of a team see each other's
+ * writes. */
 template <int TEAM, typename Order>
 static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
     for (int64_t size = 2; size / 2 < count; size *= 2)

@@ -367,7 +367,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
     xdi_cuda_cluster_grad(a, r, memory.row, s, counts, stop);
-    xdi_cuda_cluster_sync(); /* nobody leaves while others read his sums */
+    xdi_cuda_cluster_sync(); /* no block exits while others read its sums */
 }
 
 /* ---- which rows ---- */
@@ -425,7 +425,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
 
 /* ---- set-up ---- */
 
-/* Adds the ranks of a cluster up through its blocks' shared memory. */
+/* Sums the block ranks of a cluster through the blocks' shared memory. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
     XD_SHARED(int, mine, );
     if (threadIdx.x == 0) mine = (int)xdi_cuda_cluster_rank();

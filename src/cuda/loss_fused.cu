@@ -1,8 +1,8 @@
-/* A loss row by row: references and sums come in one read of the rows, by running sums; where one shard is the whole
+/* A loss row by row: references and sums are computed in one read of the rows, as running sums; where one shard is the whole
  * row, its scalars and its gradient follow at once, while the row is in the cache. Two reads and one write of a row,
  * three reads for JSD. Grid (rows / teams), block 256.
  *
- * Each thread sums relative to the largest elements that it has seen; when a larger one comes, its sums are brought to
+ * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
  * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
 /* What a thread has seen. The sums are relative to the references in `row`. */

@@ -1,6 +1,6 @@
 /* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
- * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
- * micro-batch are few beside their columns. */
+ * reference. One block of 256 threads sums over rows, in the order of the threads; a micro-batch has few rows compared
+ * with its columns. */
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
@@ -9,8 +9,8 @@ static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_
 
 /* ---- denominators ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p,
-                                                                  int64_t *part) {
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p, int64_t *part) {
     xdi_cuda_sums<1, true> mine;
     int64_t positions = 0;
     for (int64_t i = (int64_t)threadIdx.x; i < p.count; i += XDI_CUDA_TEAM_BLOCK) {
@@ -128,7 +128,7 @@ struct xdi_cuda_rows_findings_join {
 struct xdi_cuda_rows_value {
     double hard, soft;
     int finding;
-    double value; /* what the status shows of it */
+    double value; /* for the status */
 };
 
 static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_args &a, int64_t r) {

@@ -1,5 +1,5 @@
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/cpu/softmax.c is the reference.
- * Terms are f32, sums and what is kept per row double. */
+ * Terms are f32, sums and values per row double. */
 
 /* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
 

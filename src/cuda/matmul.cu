@@ -1,6 +1,6 @@
-/* The matrix product of the table in plain CUDA: the one for INVARIANT mode, for the emulation, and where no
- * vendor's library is at hand. A block of 256 threads makes a tile of 64 x 64 sums, a thread 4 x 4 of them;
- * 16 terms of both sides stand in shared memory at a time. An element's sum runs over k in blocks of 256
+/* The matrix product of the table in plain CUDA: for INVARIANT mode, for the emulation, and without cuBLASLt. A block
+ * of 256 threads computes a tile of 64 x 64 sums, a thread 4 x 4 of them; shared memory holds 16 terms of both
+ * operands at a time. An element's sum runs over k in blocks of 256
  * terms, each from the first to the last term by fused multiply-adds, so its bits depend on k alone. Strides
  * are free: the transposed matrix is the same memory.
  *   grid ceil(m / 64) * ceil(n / 64); reads m n k / 64 elements of each side, mostly from the L2 cache. */

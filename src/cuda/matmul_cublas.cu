@@ -6,9 +6,9 @@
  * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
  * and the latter the matrix.
  *
- * Where products are wanted in bf16, a side in f32 is rounded into memory of ours first, as many rows at a
- * time as that holds: pieces of a side are rows or columns of the result, so no sum is taken apart. What does
- * not fit this, and what cuBLASLt has nothing for, is the plain kernel's. */
+ * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a
+ * time as fit: these are rows or columns of the result, so no sum is split. Products that do not fit this form, and
+ * those for which cuBLASLt has no algorithm, are computed by the plain kernel. */
 
 #if defined(__has_include)
 #    if __has_include(<cublasLt.h>)
@@ -53,7 +53,7 @@ struct xdi_cuda_cublas {
 static const size_t xdi_cuda_cublas_workspace_bytes = (size_t)32 << 20;
 static const size_t xdi_cuda_cublas_room_bytes = (size_t)96 << 20;
 
-/* A status of cuBLASLt as a result of ours: the call as it was written, the library's text for the status. */
+/* A status of cuBLASLt as an xd_result: the call as it was written, the library's text for the status. */
 static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cublas, cublasStatus_t status,
                                         const char *call, const char *file, int line, const char *function) {
     if (status == CUBLAS_STATUS_SUCCESS) return XD_OK;
@@ -266,7 +266,7 @@ struct xdi_cuda_cublas_product {
         return XD_OK;
     }
 
-    /* Whatever an address is a multiple of beyond 16 bytes is left unsaid: the bits would depend on it. */
+    /* Alignment beyond 16 bytes is not described: the bits would depend on it. */
     xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
         const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
@@ -299,7 +299,7 @@ struct xdi_cuda_cublas_product {
     }
 };
 
-/* *taken: false where cuBLASLt has nothing for the product; nothing has been launched then. */
+/* *taken: false where cuBLASLt has no algorithm for the product; nothing has been launched then. */
 static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cuda_cublas *cublas,
                                           const xd_matmul_args &args, bool *taken) {
     const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;

@@ -1,14 +1,14 @@
-/* What every kernel of the unit stands on: launching, shared memory, 16-byte access, element types,
+/* The basis of every kernel of the unit: launching, shared memory, 16-byte access, element types,
  * reductions.
  *
  * The unit is compiled in two ways: by nvcc for a GPU and, with XD_EMU defined, by a C++ compiler against a
- * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both take them as they are:
+ * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both compile them unchanged:
  *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
- *   rounding       what promises bits spells it: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
- *   formulas       those of an element or a row that a CPU has too stand in the header: base/scalar.h, kernel/..._scalar.h */
+ *   rounding       explicit where bits are promised: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
+ *   formulas       those of an element or a row that a CPU has too are in the header: base/scalar.h, kernel/..._scalar.h */
 
 #include <cuda_runtime.h>
 
@@ -24,7 +24,7 @@
         "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"
 #endif
 
-/* The emulation brings its own forms of all but the last. */
+/* The emulation has its own forms of all but the last. */
 #if !defined(XD_EMU)
 #    define XD_SHARED(type, name, extent) __shared__ type name extent
 #    define XD_DYN_SHARED(type, name)                                            \
@@ -40,7 +40,7 @@
 
 struct xdi_cuda_cublas;
 
-/* The device that a context computes on. The table comes first, so that a context's table leads back here. */
+/* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
 struct xd_cuda {
     xd_kernels kernels;
     xd_ctx *ctx;
@@ -61,7 +61,7 @@ static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
 
 /* ---- errors ---- */
 
-/* A CUDA error as a result of ours: the call as it was written, CUDA's name and text for what went wrong. */
+/* A CUDA error as an xd_result: the call as it was written, CUDA's name and text of the error. */
 static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *call, const char *file, int line,
                                  const char *function) {
     if (error == cudaSuccess) return XD_OK;
@@ -76,7 +76,7 @@ static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *cal
 
 /* ---- launches ---- */
 
-/* While it lives the context's device is the thread's current one. */
+/* During its lifetime the context's device is the thread's current one. */
 struct xdi_cuda_scope {
     xd_ctx *ctx;
     int previous;
@@ -104,7 +104,7 @@ struct xdi_cuda_scope {
 struct xdi_cuda_grid {
     int64_t blocks;
     int threads;
-    int cluster;         /* blocks that run together and reach each other's shared memory; 0: none do */
+    int cluster;         /* blocks that run together and can access each other's shared memory; 0: no cluster */
     size_t shared_bytes; /* dynamic */
 };
 

@@ -329,7 +329,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
     const double beta = xd_topk_beta(a.divergence, a.beta);
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
-    __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
+    __syncwarp(); /* all lanes read the entry with the largest mass, which one lane wrote */
     if (a.divergence == XD_JSD) {
         xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
     } else {

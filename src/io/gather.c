@@ -1,11 +1,11 @@
-/* Model files from tensors that are spread over ranks. */
+/* Model files from tensors that are distributed over ranks. */
 
 #include "base/extend.h"
 #include "io/gather.h"
 
 #include <string.h>
 
-/* What one rank keeps during a save; writer and slab exist on root only. */
+/* The state of one rank during a save; writer and slab exist on root only. */
 typedef struct xdi_gather {
     xd_comm *world;
     xd_ctx *ctx;
@@ -20,7 +20,7 @@ static const xd_layout_desc *xdi_gather_whole(const xdi_gather *g, int64_t i) {
     return xd_layout_settings(g->desc->tensors[i].tensor.layout);
 }
 
-/* Bytes of one index of dimension 0, and how many of them make a slab. A pure function of what all ranks know. */
+/* Bytes of one index of dimension 0; returns the indices in a slab. Pure, so the same on all ranks. */
 static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     size_t bytes = xd_dtype_size(g->desc->tensors[i].tensor.dtype);
@@ -71,7 +71,7 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     return XD_OK;
 }
 
-/* One tensor. A root that cannot write goes on gathering until the ranks agree, so that none waits for it. */
+/* One tensor. A root that cannot write continues to gather until the ranks agree, so that none waits for it. */
 static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
     const xd_layout_desc *whole = xdi_gather_whole(g, i);
     const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;

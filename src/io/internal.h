@@ -7,7 +7,7 @@
 /* safetensors.c: what a writer checks about one tensor; *bytes is its size. */
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes);
 
-/* safetensors.c: does a text that the JSON writer made read back? Finds repeated names and keys in O(n log n). */
+/* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
 #endif

@@ -10,7 +10,7 @@ enum {
     XDI_SAFETENSORS_LIMIT = 100000000, /* header bytes */
     XDI_SAFETENSORS_NAME = 65536,
     XDI_SAFETENSORS_DIMS = 64,
-    XDI_SAFETENSORS_GAP = 256 * 1024, /* bytes between two pieces that are worth a second read */
+    XDI_SAFETENSORS_GAP = 256 * 1024, /* distance in bytes of two ranges from which a second read pays */
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
@@ -25,7 +25,7 @@ struct xd_safetensors {
     int64_t count;
     uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
-    void *owned;                /* bytes, when they were read into memory of ours */
+    void *owned;                /* bytes, when they were read into memory of this object */
     bool mapped, open, skip_unknown;
     intptr_t file;
 };
@@ -112,7 +112,7 @@ static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json
     return XD_OK;
 }
 
-/* Room for the infos and for the sizes of all shapes. */
+/* Allocates the infos and the sizes of all shapes. */
 static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
     size_t tensors = 0, sizes = 0;
     for (const xd_json *entry = xd_json_first(f->header); entry; entry = xd_json_next(entry)) {
@@ -132,7 +132,7 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* The tensors tile the data area: no hole, no overlap, no byte after the last one. */
+/* The tensors must cover the data area: no gap, no overlap, no byte after the last one. */
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
@@ -173,7 +173,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
         sizes += info->ndim;
     }
     XD_TRY(xdi_safetensors_check_tiles(f));
-    int64_t kept = 0; /* skipped tensors were needed for the tiling only */
+    int64_t kept = 0; /* tensors that are skipped were needed for the check above only */
     for (int64_t i = 0; i < f->count; i++)
         if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
     f->count = kept;
@@ -232,7 +232,8 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
 static xd_result xdi_safetensors_map(xd_safetensors *f) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const void *address = NULL;
-    if (f->size < 8) return XD_OK; /* the header check says it better; and nothing maps an empty file */
+    if (f->size < 8)
+        return XD_OK; /* the header check has the better message, and an empty file cannot be mapped */
     f->mapped = files->map && files->map(files->user, f->file, f->size, &address) == 0;
     if (f->mapped) {
         f->bytes = (const unsigned char *)address;
@@ -269,7 +270,7 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
     return f;
 }
 
-/* Publishes the object, or takes it down again. */
+/* Returns the object in *out, or destroys it on failure. */
 static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
     if (result == XD_OK)
         *out = f;
@@ -314,7 +315,7 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
     xd_release(f->ctx, f);
 }
 
-/* ---- looking ---- */
+/* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
     return f->count;
@@ -372,11 +373,11 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
-/* A box as pieces that are contiguous in the file, all of the same length, in ascending order. */
+/* A box as byte ranges ("pieces" below) of the file, all of the same length, in ascending order. */
 typedef struct xdi_safetensors_box {
     const xd_safetensors_info *info;
     const int64_t *offset, *size;
-    int outer;      /* dimensions that are stepped through; the others lie inside one piece */
+    int outer;      /* dimensions over which pieces are enumerated; the others lie inside one piece */
     uint64_t piece; /* bytes */
     uint64_t first; /* file offset of the first piece */
     int64_t pieces;
@@ -420,7 +421,7 @@ static uint64_t xdi_safetensors_piece(const xdi_safetensors_box *box, int64_t nu
     return at;
 }
 
-/* Pieces first, first + 1, ... that one read through the staging buffer serves; *end is where that read ends. */
+/* The number of pieces from `first` on that one read into the staging buffer covers; *end: the end of that read. */
 static int64_t xdi_safetensors_group(const xdi_safetensors_box *box, int64_t first, uint64_t *end) {
     const uint64_t begin = xdi_safetensors_piece(box, first);
     int64_t count = 1;
@@ -555,7 +556,7 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
     xd_json_write_end(w);
 }
 
-/* Gives every tensor its place and builds the header's text. */
+/* Assigns an offset to every tensor and builds the header's text. */
 static void xdi_safetensors_layout(xd_json_writer *w, const xd_safetensors_writer_desc *d,
                                    xdi_safetensors_plan_item *items, const void **order) {
     uint64_t end = 0;

@@ -5,8 +5,8 @@
 #include "base/dtype.h"
 
 /* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
- * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
- * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
+ * fastest, back to back). Files are untrusted, so the reader checks everything the format promises when it opens one:
+ * lengths, UTF-8, types, that the tensors cover the data without gap or overlap, and that the file ends
  * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
 
 /* An open file. */
@@ -15,14 +15,14 @@ typedef struct xd_safetensors xd_safetensors;
 /* How the bytes of an open file are reached. */
 typedef enum xd_safetensors_mode {
     XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
-    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
+    XD_SAFETENSORS_STREAM   /* only the header stays in memory; data is read on request */
 } xd_safetensors_mode;
 
 /* How to open a file. Zero is the default of every field. */
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
+    bool skip_unknown; /* leave out tensors whose dtype is not in XD_DTYPES, instead of refusing the file */
 } xd_safetensors_desc;
 
 /* One tensor of an open file; the pointers live as long as the file is open. */
@@ -35,7 +35,7 @@ typedef struct xd_safetensors_info {
 } xd_safetensors_info;
 
 /* Opens and checks a file. desc NULL -> defaults. Local.
- * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
+ * Errors: IO, MEMORY; FORMAT for every violation of the format, naming file, tensor and numbers. */
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out);
 
@@ -46,22 +46,22 @@ XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_
 /* Closes; everything obtained from the object is then invalid. NULL is fine. */
 XD_API void xd_safetensors_close(xd_safetensors *file);
 
-/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
+/* Tensors have the indices 0 .. count - 1 in the order of their names' bytes. */
 XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
 
-/* Index of a name, -1 when there is none. O(log count). */
+/* Index of a name, -1 for an unknown one. O(log count). */
 XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
 
-/* Value of a key of the file's metadata, NULL when there is none. */
+/* Value of a key of the file's metadata, NULL for an unknown key. */
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
 
 /* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
- * truncated by others while it is mapped raises SIGBUS. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used:
+ * the process gets SIGBUS if another one truncates the file while it is mapped. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
@@ -69,7 +69,7 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, 
                                            size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
- * mode pieces less than 256 KiB apart share a read.
+ * mode, byte ranges less than 256 KiB apart share a read.
  *   offset, size   [ndim] elements; ignored for a scalar
  * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
@@ -96,7 +96,7 @@ typedef struct xd_safetensors_writer_desc {
     int64_t entry_count;
     const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
     int64_t metadata_count;
-    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
+    size_t alignment; /* of the data area, a power of two, at least 8; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
 /* A file being written under a temporary name. */
@@ -117,10 +117,10 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
                                                    uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
+ * Errors: STATE when a tensor's bytes are not all written, IO; then no file is left behind. */
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the file: nothing is left behind. NULL is fine. */
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 #endif

@@ -11,7 +11,7 @@
 #define XDI_WEIGHTS_SINGLE "model.safetensors"
 #define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
 
-enum { XDI_WEIGHTS_NAME = 64 }; /* more than any file name of ours needs */
+enum { XDI_WEIGHTS_NAME = 64 }; /* larger than any file name that is written here */
 
 struct xd_weights_files {
     xd_ctx *ctx;
@@ -97,7 +97,7 @@ static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensor
     return result;
 }
 
-/* The index and the files must say the same, in both directions. */
+/* The index and the files must agree, in both directions. */
 static xd_result xdi_weights_check(const xd_weights_files *m) {
     const xd_json *map = xdi_weights_map(m);
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
@@ -194,7 +194,7 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory;                 /* behind the struct */
+    char *directory;                 /* after the struct in the same block */
     xd_safetensors_writer **writers; /* [shards] */
     int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
@@ -277,7 +277,7 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     size_t bytes;
     xdi_weights_write_index(w, d);
     XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may stand in two shards */
+    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
@@ -318,7 +318,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
     return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
-/* Removes a file of the directory; that there is none, or no room for its path, is no failure of the save. */
+/* Removes a file of the directory. The save does not fail when the file does not exist, or without memory for its path. */
 static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     char *path = xdi_weights_path(w->ctx, w->directory, name);

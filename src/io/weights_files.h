@@ -3,17 +3,17 @@
 
 #include "io/safetensors.h"
 
-/* A model directory as Hugging Face lays it out: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json saying which tensor lies in which file. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
+ * model.safetensors.index.json, the index, which maps tensors to files. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it is there, the index and all its files otherwise.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
  *
  *   desc   for every file; NULL -> defaults
  *
- * Local. Errors: as xd_safetensors_open; FORMAT when the index is no index or names a file outside the directory;
- * MISSING when a file lacks a tensor that the index puts there; UNEXPECTED when a file holds a tensor that the index
- * does not put there. */
+ * Local. Errors: as xd_safetensors_open; FORMAT when the index is malformed or names a file outside the directory;
+ * MISSING when a file lacks a tensor that the index assigns to it; UNEXPECTED when a file holds a tensor that the index
+ * does not assign to it. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out);
 
@@ -24,12 +24,12 @@ XD_API void xd_weights_files_close(xd_weights_files *model);
 XD_API int64_t xd_weights_files_count(const xd_weights_files *model);
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *model, int64_t file);
 
-/* Where a tensor is: its open file and its index in that file. Both outputs are untouched when there is none.
+/* Finds a tensor: its open file and its index in that file. Both outputs are untouched on failure.
  * O(log tensors). Errors: MISSING. */
 XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char *name, xd_safetensors **file,
                                        int64_t *index);
 
-/* What to write and how to cut it into files. */
+/* What to write and how to split it into files. */
 typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
@@ -48,17 +48,18 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
 /* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_writer_write_range: a
- * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
+ * sharded tensor can be written block by block, so that no rank needs memory for the whole. Errors: ARGUMENT, IO. */
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
- * would contradict them, and frees the writer, whatever the result.
- * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
- * older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed again. */
+/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
+ * would contradict them; frees the writer, whatever the result.
+ * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
+ * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
+ * again. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
-/* Gives up: nothing is left behind. NULL is fine. */
+/* Discards the files: nothing is left behind. NULL is fine. */
 XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sums of integers in place of floating point: the same whatever their order. */
+/* Sums as integers instead of floating point: independent of the order of the terms. */
 
 #include "kernel/fixed.h"
 

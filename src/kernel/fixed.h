@@ -3,21 +3,21 @@
 
 #include "base/scalar.h"
 
-/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
+/* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
- * joined by adding the limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank,
- * 128 ranks. */
+ * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
+ * per rank, 128 ranks. */
 typedef struct xd_fixed {
     int64_t high, low;
 } xd_fixed;
 
-/* Adds one term. False when the term is not finite or the sum runs over; the sum is then unchanged. */
+/* Adds one term. False when the term is not finite or too large, or the sum overflows; the sum is then unchanged. */
 XD_API bool xd_fixed_add(xd_fixed *sum, double term);
 
-/* The sum as a double, rounded the same way for the same limbs' value. */
+/* The sum as a double. The bits depend only on the value, not on how it is split over the limbs. */
 XD_API double xd_fixed_value(xd_fixed sum);
 
-/* ---- the same inline ---- */
+/* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
     if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
@@ -38,7 +38,7 @@ XD_SCALAR double xd_fixed_read(xd_fixed sum) {
                   xd_mul_exact((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
 }
 
-/* Joins two sums. */
+/* Adds `other` to *sum. */
 XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->high += other.high;
     sum->low += other.low;
@@ -46,8 +46,8 @@ XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
 
 /* ---- cells ---- */
 
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
+/* A cell in fixed point: -infinity is represented by a number below all sums of log-probabilities, NaN by one that
+ * stays above every sum, even when the cells of up to 63 ranks are added. */
 #define XD_CELL_MINUS_INFINITY (-2097152.0)
 #define XD_CELL_NAN ((int64_t)1 << 57)
 
@@ -59,7 +59,7 @@ XD_SCALAR void xd_cell_put(xd_fixed *cell, double term) {
     if (!xd_fixed_put(cell, none ? XD_CELL_MINUS_INFINITY : term)) cell->high = XD_CELL_NAN;
 }
 
-/* Its value, NaN or -infinity again. */
+/* The value of a cell, NaN or -infinity where it represents them. */
 XD_SCALAR double xd_cell_read(xd_fixed cell) {
     const double value = xd_fixed_read(cell);
     if (cell.high >= XD_CELL_NAN / 2) return (double)NAN;

@@ -15,7 +15,7 @@
 #include "kernel/uld.h"
 #include "kernel/xtoken.h"
 
-/* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
+/* gcc would fuse the difference of two products; without fusing it is exactly 0 for equal products. */
 #if defined(__clang__)
 #    define XDI_SIMD_AS_WRITTEN
 #else
@@ -39,7 +39,7 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
-/* The same ids from another one on. */
+/* The ids from index `at` on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
     return ids;
@@ -50,7 +50,7 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
-/* What a loss has, and how wide its shard is. */
+/* The losses that a call has, and the columns of its shard. */
 static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
     return a->vocab.end - a->vocab.begin;
 }
@@ -63,25 +63,26 @@ static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels.data && a->hard_weight != 0.0;
 }
 
-/* spread.c: calls the body for rows, or items, [begin, end), together all of them, on the threads of the launch's context:
- * the rows a piece depend on how long they are, or are `grain`. What xdi_parallel asks of a body holds; slot too. */
+/* spread.c: calls the body for ranges [begin, end) of rows, or items, that together are all of them, on the threads of the
+ * launch's context. The number of rows in a piece depends on their length, or is `grain`. Body and slot are as for
+ * xdi_parallel. */
 typedef void (*xdi_spread_body)(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                 int slot);
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args);
 XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, int64_t grain,
                                       xdi_spread_body body, const void *args);
-/* The same for elements, of so many arrays of that length. */
+/* The same for elements, of `arrays` arrays of `count` elements. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args);
 
-/* spread.c: the same for rows or items whose body works in so many bytes; where the threads have no room for them, all
- * are one piece. In the body: the memory of its slot, of which the call's own is the first. */
+/* spread.c: the same for rows or items whose body needs `bytes` bytes of memory; where the threads do not have them, all
+ * rows are one piece. In the body: the memory of its slot; slot 0 has that of the call. */
 XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int64_t columns, size_t bytes,
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
-/* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
+/* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 

@@ -1,4 +1,4 @@
-/* The kernel table of a CPU level and of a context, which is made with it, and what is called through it. */
+/* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
 
 #include "kernel/simd/internal.h"
 
@@ -68,7 +68,7 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
     (void)ctx, (void)memory;
 }
 
-/* A level overrides what it does better and leaves the rest as the level below has it. */
+/* A level overrides some entries and has the others from the level below. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
@@ -158,7 +158,7 @@ XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype) {
     return out;
 }
 
-/* Nothing is cut off: what a float would lose in an integer has no one meaning. */
+/* Whether a cast preserves values: floats to integers are refused, since there is no single right rounding. */
 static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
     return xd_dtype_is_floating(to) ||
            (!xd_dtype_is_floating(from) && xd_dtype_size(to) >= xd_dtype_size(from));

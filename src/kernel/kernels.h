@@ -14,39 +14,40 @@
 #include "kernel/uld.h"
 #include "kernel/xtoken.h"
 
-/* Whose memory the tensors of a context are. */
+/* Where the tensors of a context are stored. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
 
-/* Which way bytes go. */
+/* Direction of a copy. */
 typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
 
-/* Names memory of a device to other processes of its node. */
+/* Identifies memory of a device to other processes of its node. */
 typedef struct xd_device_handle {
     unsigned char bytes[64];
 } xd_device_handle;
 
 /* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
- * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
+ * a copy must not change until synchronize. On the CPU all of them are complete when they return. */
 typedef struct xd_device_ops {
     void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
-    void (*release)(xd_ctx *ctx, void *memory); /* takes effect behind work already launched; NULL is fine */
+    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect after work already launched; NULL is fine */
     xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
     xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
     xd_result (*synchronize)(
-        const xd_launch *launch);                  /* waits at most the context's timeout_seconds: TIMEOUT */
-    bool (*owns)(xd_ctx *ctx, const void *memory); /* the kernels reach it; false for the host's */
-    /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
-     * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
-    void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
+        const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx,
+                 const void *memory); /* true when the kernels can access it; false for host memory */
+    /* Order between streams, of other contexts too: what is launched after `wait` runs after what was launched before
+     * the last `record`. Destroying needs no context. The CPU has no events and does not need them. */
+    void *(*event_create)(xd_ctx *ctx); /* NULL on failure and on the CPU */
     void (*event_destroy)(void *event);
     xd_result (*event_record)(const xd_launch *launch, void *event);
     xd_result (*event_wait)(const xd_launch *launch, void *event);
-    /* Calls the function behind what was launched before, on some thread of the host; it uses no device. */
+    /* Calls the function after what was launched before, on some thread of the host; it must not use a device. */
     xd_result (*call)(const xd_launch *launch, void (*function)(void *user), void *user);
-    /* Memory for other processes of the node. NULL when there is none to be had that others could open, as on the CPU,
-     * or when it cannot be opened here. What was opened is closed before its maker destroys it. */
+    /* Memory for other processes of the node. NULL when the device has no memory that others could open, as on the CPU,
+     * or when it cannot be opened here. Memory must be closed wherever it was opened before its creator destroys it. */
     void *(*share_create)(xd_ctx *ctx, size_t bytes, xd_device_handle *handle);
-    void (*share_destroy)(xd_ctx *ctx, void *memory); /* nothing on it is under way; NULL is fine */
+    void (*share_destroy)(xd_ctx *ctx, void *memory); /* no work on it may be pending; NULL is fine */
     void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
     void (*share_close)(xd_ctx *ctx, void *memory);
 } xd_device_ops;
@@ -72,15 +73,15 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* Fills in the CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that
- * machine or build lacks. Local. */
+/* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
+ * build lacks gives the plain table. Local. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
 
-/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is made once, with the context, and lasts
- * as long. Local. */
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is created with the context and lives as
+ * long as it. Local. */
 XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
 
-/* The table of the context's CPU level, also where its tensors are on a device: for memory of the host. Local. */
+/* The table of the context's CPU level, for memory of the host, even when its tensors are on a device. Local. */
 XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */

@@ -5,27 +5,27 @@
 #include "kernel/shard.h"
 #include "kernel/types.h"
 
-/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
+/* The losses over a row of logits, in steps that each vocabulary shard can compute alone. x is the student, y
  * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
- *   references   per row and shard: largest x and where, y there, largest y
+ *   references   per row and shard: largest x and its id, y at that id, largest y
  *   stats        per row and shard: the sums below, taken relative to references
  *   combine      all shards' references and sums -> the scalars of the row, in rank order
  *   mixture      JSD only: two more sums, which need the normalisers of combine; mixture_combine merges them
  *   grad         the gradient of this shard's columns
  *
- * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every
- * term is the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
+ * References may be those of each shard (one exchange: combine rescales) or merged first (INVARIANT: then every
+ * term is the same wherever the row is split, and sums are xd_fixed). Rows whose scale is 0 are skipped.
  *
- *   HARD     sum_v e^(x - M)                      CROSS  what the divergence needs, z = x/tau, u = y/tau:
+ *   HARD     sum_v e^(x - M)                      CROSS  by divergence, z = x/tau, u = y/tau:
  *   SOFT     sum_v e^((x - M)/tau)                         forward  sum e^(u - N) ((u - N) - (z - M))
  *   TEACHER  sum_v e^((y - N)/tau)                         reverse  sum e^(z - M) ((z - M) - (u - y_arg/tau))
  *   LINEAR   sum_v (x - M)                                 soft CE  sum e^(u - N) (z - M)
  *   TARGET   x_label - M, on the shard that owns it
- *   BAD      how many terms were not finite; xd_fixed: high counts those, low the terms that were too large
+ *   BAD      number of terms that were not finite; xd_fixed: high counts those, low the terms that were too large
  *
- * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
- * exactly 0 there, and nothing cancels. */
+ * The reverse form is relative to the student's most probable id: on nearly one-hot rows the largest term is
+ * exactly 0, so nothing cancels. */
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
 enum {
@@ -43,7 +43,7 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in it, only -infinity, or an infinite loss */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
     XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
     XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
@@ -53,7 +53,7 @@ typedef struct xd_loss_row {
     double max, teacher_max, teacher_at_arg; /* references over the whole row */
     double hard_log, soft_log, teacher_log;  /* logarithms of the HARD, SOFT and TEACHER sums */
     double top;                              /* JSD: ln(student/mixture) of the student's most probable id */
-    double mean;   /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
+    double mean;   /* reverse: CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
     double hard;   /* cross entropy of the row, nats */
     double soft;   /* divergence of the row, nats, without tau^2 */
     double argmax; /* the student's most probable id, lowest among equals */
@@ -65,7 +65,7 @@ typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
@@ -97,8 +97,8 @@ typedef struct xd_loss_kernels {
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture_combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*grad)(const xd_launch *launch, const xd_loss_args *args);
-    /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
-     * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
+    /* Optional, not for fixed sums: references and stats in one pass; and where one shard is the whole row, all steps
+     * (the gradient when gradient.data is set), row by row, so that a row is read from memory once. */
     xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
 } xd_loss_kernels;
 

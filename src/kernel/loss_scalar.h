@@ -4,12 +4,12 @@
 #include "base/scalar.h"
 #include "kernel/loss.h"
 
-/* What losses over rows do to the few numbers of a row, in double; kernel/loss.h has the formulas. `hard` and `soft` say
- * which losses a call has. */
+/* What losses over rows compute from the few values of a row, in double; kernel/loss.h has the formulas. `hard` and
+ * `soft`: the losses that a call has. */
 
 /* ---- references ---- */
 
-/* Of no shard. */
+/* The references before the first shard. */
 XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_MAX] = -(double)INFINITY;
     ref[XD_LOSS_ARG] = -1.0;
@@ -17,7 +17,7 @@ XD_SCALAR void xd_loss_no_reference(double *ref) {
     ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
 }
 
-/* Joins one shard's references to those of the shards before it. */
+/* Merges one shard's references into those of the shards before it. */
 XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
     const bool wins =
         shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
@@ -34,14 +34,14 @@ XD_SCALAR void xd_loss_join_reference(double *ref, const double *shard) {
 
 /* ---- sums ---- */
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
- * factor is 0 has nothing to add, and its sums may be infinite. */
+/* Adds one shard's sums, which are relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 adds nothing; its sums may be infinite. */
 XD_SCALAR void xd_loss_rescale(const xd_loss_args *a, const double *ref, const double *own,
                                const double *sums, int64_t columns, double *total) {
     const double shift = xd_sub(own[XD_LOSS_MAX], ref[XD_LOSS_MAX]), z = shift / a->temperature;
     const double teacher_shift = xd_sub(own[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
     const double f = exp(z), g = exp(teacher_shift);
-    double along = 0.0; /* how far CROSS moves per unit of the sum that weighs it */
+    double along = 0.0; /* change of CROSS per unit of the sum that weights it */
     total[XD_LOSS_BAD] = xd_add(total[XD_LOSS_BAD], sums[XD_LOSS_BAD]);
     if (columns == 0) return;
     total[XD_LOSS_HARD] = xd_add(total[XD_LOSS_HARD], xd_mul(exp(shift), sums[XD_LOSS_HARD]));
@@ -105,7 +105,7 @@ XD_SCALAR void xd_loss_take_references(const double *ref, xd_loss_row *row) {
     row->argmax = ref[XD_LOSS_ARG];
 }
 
-/* From the sums of the whole row, of `size` columns; its references are taken. */
+/* From the sums of the whole row, of `size` columns; its references are set already. */
 XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int64_t size, const double *total,
                                xd_loss_row *row) {
     if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
@@ -139,7 +139,7 @@ XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, do
     xd_loss_clear_finding(row);
 }
 
-/* What a caller sees of a row, from its two losses and their weights. */
+/* The loss of a row that callers see, from its two losses and their weights. */
 XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
     return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
 }

@@ -20,33 +20,33 @@ typedef struct xd_matmul_args {
     float *out;  /* [m, n]; must not overlap a or b */
     int64_t out_stride;
     bool accumulate; /* add to what out holds */
-    /* Both sides are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
-     * bf16 faster. The others ignore it. */
+    /* Both operands are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
+     * bf16 faster. Other backends ignore it. */
     bool bf16;
 } xd_matmul_args;
 
 /* Bytes of workspace that one product needs, whatever its size. */
 #define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))
 
-/* The rows as a matrix, and the transposed matrix; nothing moves. */
+/* The rows as a matrix, and the transposed matrix; both are views. */
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
 XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
 /* The matrix product of a context's kernel table, on its threads.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> taken from the
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats, for any number of threads; NULL -> allocated by the
  *              context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
- * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
- * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
- * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
- * INVARIANT; it has an order of its own, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
+ * result has the same bits whichever rows and columns are computed with it, and `accumulate` over blocks of
+ * k whose lengths are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled
+ * with it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
+ * INVARIANT; it has a different order, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
  * ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
 
 /* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
- * machine has the level (xd_cpu_best). Pure. */
+ * machine must have the level (xd_cpu_best). Pure. */
 XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
 #endif

@@ -4,17 +4,18 @@
 #include "base/scalar.h"
 #include "kernel/mft.h"
 
-/* What minimal fine-tuning and the cosine do to the few numbers of a row, in double; kernel/mft.h has the formulas. */
+/* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
+ * formulas. */
 
-/* A row whose loss is not finite has none. */
+/* A loss that is not finite becomes 0, with a finding. */
 XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
     if (isfinite(row->soft)) return;
     row->soft = 0.0;
     row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
- * threshold or, where the label is the favourite, until it has grown by that much. */
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
+ * one) by the threshold or, where the label is the favourite, until it has increased by that much. */
 XD_SCALAR double xd_mft_share(double favourite, double label, bool right, double threshold) {
     if (!right)
         return xd_add(xd_sub(favourite, label), threshold) /
@@ -28,8 +29,8 @@ XD_SCALAR double xd_mft_entropy(double p) {
     return p > 0.0 ? xd_mul(p, log(p)) : 0.0;
 }
 
-/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
- * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+/* The loss entries had the teacher as the student. Sums include the 1 of the largest element but, computed in f32, may
+ * still be below 1; then a favourite would have a probability above 1, for which mu is meaningless. */
 XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
     const double max = row->max, log_sum = row->soft_log;
     row->max = row->teacher_max;
@@ -53,7 +54,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
     xd_mft_judge(row);
 }
 
-/* A column's term and gradient, whose logits are x and y; `label`: it is the label's. */
+/* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
 XD_SCALAR void xd_mft_column(const xd_mft_args *a, int64_t r, double x, double y, bool label, double *term,
                              double *gradient) {
     const xd_loss_row *row = a->row + r;

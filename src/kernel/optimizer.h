@@ -5,13 +5,13 @@
 
 /* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
  * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
- * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry
- * says otherwise; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
- * independent of each other, so the result does not depend on how an array is cut; every rounding is
+ * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless the comment of an
+ * entry names others; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
+ * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
- * gradient in some step falls behind the others. */
+ * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
     float *master; /* [count] parameter in f32 */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
@@ -27,17 +27,17 @@ typedef struct xd_update_array {
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
     void *
-        average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
-                    * the same pass over memory and with the same bits; NULL -> none */
+        average; /* [count]; updated from the new parameter (value, or master when that is NULL) as by the lerp entry,
+                    * in the same pass over memory and with the same bits; NULL -> none */
     xd_dtype average_dtype; /* also F64 */
-    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
-     * step_size, root_correction and fresh of it and adds one. NULL -> those three hold as given. */
+    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry computes
+     * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
-/* Memory of a device in which an entry keeps the list of arrays of its last call: whoever comes with the same arrays
- * again gives the same one, and only what has changed travels. Made by the table, for as many arrays. */
+/* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
+ * again passes the same xd_array_list, and only changes are copied. Created by the table for a maximum number of arrays. */
 typedef struct xd_array_list xd_array_list;
 
 /* Inputs and outputs of an optimizer entry. */
@@ -51,11 +51,11 @@ typedef struct xd_update_args {
     float eps;                       /* Adam */
     float momentum;                  /* SGD */
     bool couple_decay;               /* Adam: the L2 form, weight decay through the gradient */
-    bool maximize;                   /* turn the sign of every gradient */
+    bool maximize;                   /* change the sign of every gradient */
     double keep;                     /* of the averages; see xd_lerp_args */
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
-    xd_array_list *list;             /* NULL -> nothing is kept */
+    xd_array_list *list;             /* NULL -> the list of arrays is not stored */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -71,9 +71,9 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, formed in double and rounded once */
+    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
     bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> nothing is kept */
+    xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -90,7 +90,7 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
+    bool replica; /* another rank adds these elements; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
 /* Inputs and outputs of the norm entry. */
@@ -111,7 +111,7 @@ typedef struct xd_clip_args {
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* gets not_finite added; NULL -> not recorded */
+    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */
@@ -122,8 +122,8 @@ typedef struct xd_scale_args {
     float factor;
 } xd_scale_args;
 
-/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
- * whose dtype has no place here; then nothing was written. adam, sgd, lerp and cast do nothing when
+/* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -132,7 +132,7 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to so many arrays. Destroying takes effect behind work already launched. */
+    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
 } xd_optimizer_kernels;
@@ -140,13 +140,13 @@ typedef struct xd_optimizer_kernels {
 /* The clip entry of every CPU level. */
 XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
 
-/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
+/* The factor for a given norm. Pure. Here max_norm 0 means zero. */
 XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* The plain CPU entries: what the others are checked against. A constant table. */
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 
-/* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
+/* The value of limbs with carries propagated, none negative, rounded to double once. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
 #endif

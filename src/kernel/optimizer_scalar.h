@@ -18,13 +18,13 @@ typedef struct xd_update_rules {
     bool couple_decay, maximize;
 } xd_update_rules;
 
-/* What an array's step is formed with: fields of xd_update_array, and the scale of the gradient, if it has one. */
+/* The scalars of an array's step: fields of xd_update_array, and the scale of the gradient, if there is one. */
 typedef struct xd_update_scalars {
     float scale, decay, weight_decay, step_size, root_correction;
     bool scaled, fresh;
 } xd_update_scalars;
 
-/* The gradient that an update works with: scaled and turned as asked. */
+/* The gradient that an update uses: scaled, and with its sign changed for `maximize`. */
 XD_SCALAR float xd_update_gradient(const xd_update_rules *rules, const xd_update_scalars *s, float gradient) {
     if (s->scaled) gradient = xd_mulf(gradient, s->scale);
     return rules->maximize ? -gradient : gradient;
@@ -59,7 +59,7 @@ XD_SCALAR void xd_sgd_element(const xd_update_rules *rules, const xd_update_scal
     *p = xd_fmaf(-s->step_size, *buffer, *p);
 }
 
-/* 1 - beta^t, rounded after the power, whose products come in a fixed order, and after the difference. */
+/* 1 - beta^t, rounded after the power, whose products have a fixed order, and after the difference. */
 XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     double power = 1.0;
     for (; t > 0; t >>= 1, beta = xd_mul(beta, beta))
@@ -67,7 +67,7 @@ XD_SCALAR double xd_update_correction(double beta, int64_t t) {
     return xd_sub(1.0, power);
 }
 
-/* The scalars of step t, formed in double and rounded once. `adam`: of adam, not of sgd. */
+/* The scalars of step t, computed in double and rounded once. `adam`: of adam, not of sgd. */
 XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t t, bool adam) {
     return (float)(adam ? learning_rate / xd_update_correction(beta1, t) : learning_rate);
 }
@@ -78,12 +78,12 @@ XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
 
 /* ---- averages ---- */
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
- * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+/* lerp: target <- target + w (source - target), w = 1 - keep computed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would have an error of 0.02 % for 0.9999). The source is rounded to the target's
  * dtype first.
  *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
- *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ *   |w| <  0.5   fma(w, d, target)          w = 0 gives the bits of the target
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 gives the bits of the source
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 XD_SCALAR float xd_lerp_f32(float weight, float keep, bool weighted_sum, float target, float source) {
     if (weighted_sum) return xd_fmaf(weight, source, xd_mulf(keep, target));
@@ -109,7 +109,7 @@ XD_SCALAR uint32_t xd_norm_mantissa(float x, int *exponent) {
     return (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
 }
 
-/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+/* Propagates carries: every limb but the last is then in [0, 2^32). The value does not change. */
 XD_SCALAR void xd_norm_carry(int64_t *limbs) {
     for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
         limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
@@ -127,7 +127,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
     if (head == 0) return 0.0;
     uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
-    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    int shift = 0; /* moves the leading bit to the top: 11 bits are then below the last bit of a double */
     while (!(head >> 63)) {
         head = (head << 1) | ((below >> 31) & 1u);
         below = (below << 1) & 0xffffffffu;
@@ -138,7 +138,7 @@ XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
 }
 
-/* What the sums of all ranks say. */
+/* The norm, from the sums of all ranks. */
 XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
     if (sum->nan > 0) return (double)NAN;
     if (sum->not_finite > 0) return (double)INFINITY;
@@ -155,7 +155,7 @@ XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) 
     return c < 1.0 ? (float)c : 1.0f;
 }
 
-/* The clip entry, whose sums are given: the norm, the factor, the finding. */
+/* The clip entry, from its sums: the norm, the factor, the finding. */
 XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->norm = xd_norm_read(args->sum, args->type, args->exact);
     *args->not_finite = args->sum->not_finite;

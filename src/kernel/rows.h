@@ -7,10 +7,10 @@
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
 
-/* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
+/* One rank's part of a denominator, as integers, so that the sum over ranks is exact. */
 enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
 
-/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+/* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
     XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
     XD_RECORD_SOFT = 2,
@@ -18,7 +18,7 @@ enum {
     XD_RECORD_LABEL, /* rows with a finding, by kind */
     XD_RECORD_NOT_FINITE,
     XD_RECORD_OVERFLOW,
-    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and what the status shows of it */
+    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
     XD_RECORD_WORDS
 };

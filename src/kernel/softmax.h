@@ -4,8 +4,8 @@
 #include "kernel/shard.h"
 #include "kernel/types.h"
 
-/* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
- * and what follows from all shards' parts. */
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: the steps that a shard computes
+ * alone, and those that merge the parts of all shards. */
 
 /* Partials of a row: largest element, its lowest global id (-1: no columns), sum of e^((x - largest) / tau). */
 enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };

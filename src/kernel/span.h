@@ -7,13 +7,12 @@
 #include "kernel/reduce.h"
 #include "kernel/optimizer_scalar.h"
 
-/* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
- * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
- * to a span. The walk over arrays, spans and dtypes is written once, in cpu/optimizer.c. */
+/* Arrays are processed in spans that fit in the L1 cache: narrow ones are widened into a buffer and
+ * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of functions
+ * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
-/* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
- * below 2^-140. */
+/* A span's sum of squares in f32 is accurate above 2^-60: the error of subnormal terms is below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
 /* How far an average moves; see xd_lerp_f32. */
@@ -27,8 +26,8 @@ typedef struct xdi_span_average {
 typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
                                 int64_t at, int64_t n);
 
-/* What a level does to at most XDI_SPAN elements. All but power_sum give the same bits on every level; of
- * several NaNs that meet in one operation any may survive. */
+/* The functions of a level on at most XDI_SPAN elements. All but power_sum give the same bits on every level; when an
+ * operation has several NaNs as operands, the result may be any of them. */
 typedef struct xdi_span_kernels {
     void (*widen)(const uint16_t *from, xd_dtype dtype, float *to, int64_t n); /* dtype: BF16 or F16 */
     void (*narrow)(const float *from, uint16_t *to, xd_dtype dtype, int64_t n);
@@ -39,21 +38,21 @@ typedef struct xdi_span_kernels {
     void (*scale)(float *x, float factor, int64_t n);
     void (*add)(float *sum, const float *x, int64_t n); /* sum += x */
 
-    /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
-     * finite when an element is not; then the value says no more than that. */
+    /* Sum of |x|, sum of squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
+     * finite when an element is not; the value has no other meaning then. */
     double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
 
-    /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
+    /* lerp whose source is BF16, for a level where that is faster; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool binned; /* gathers exact norms by exponent; for speed only */
+    bool binned; /* collects the terms of exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
 XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
 
 /* cpu/optimizer.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
- * widened copies; and the way back, which copies f32. */
+ * widened copies; and the reverse, which copies f32. */
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer);
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,

@@ -1,8 +1,8 @@
-/* Rows and arrays of an entry, spread over the threads of the launch's context. */
+/* Distributes the rows and arrays of an entry over the threads of the launch's context. */
 
 #include "kernel/internal.h"
 
-/* Elements that are worth a thread's waking up. */
+/* Elements for which waking a thread pays. */
 enum { XDI_SPREAD_LEAST = 1 << 16, XDI_SPREAD_TILE = 4096 };
 
 typedef struct xdi_spread {
@@ -25,7 +25,7 @@ XD_PRIVATE xd_result xdi_spread_items(const xd_launch *launch, int64_t count, in
 XD_PRIVATE xd_result xdi_spread_rows(const xd_launch *launch, int64_t rows, int64_t columns,
                                      xdi_spread_body body, const void *args) {
     int64_t grain = XDI_SPREAD_LEAST / (columns > 0 ? columns : 1);
-    if (grain < 4) grain = rows < 32 ? 1 : 4; /* rows in a row ask memory ahead for each other */
+    if (grain < 4) grain = rows < 32 ? 1 : 4; /* consecutive rows prefetch for each other */
     return xdi_spread_items(launch, rows, grain, body, args);
 }
 
@@ -39,7 +39,7 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot) {
     return slot > 0 ? xdi_parallel_scratch(launch->ctx, slot) : own;
 }
 
-/* Pieces of whole tiles, however many arrays of that length are read. */
+/* Pieces consist of whole tiles, for any number of arrays. */
 XD_PRIVATE xd_result xdi_spread_elements(const xd_launch *launch, int64_t count, int64_t arrays,
                                          xdi_spread_body body, const void *args) {
     const int64_t tile = XDI_SPREAD_TILE, grain = XDI_SPREAD_LEAST / (arrays > 0 ? arrays : 1) / tile * tile;

@@ -4,8 +4,8 @@
 #include "kernel/loss.h"
 #include "kernel/shard.h"
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
- * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
+/* Top-k losses: sums over the columns outside a row's ids, and the logits at the ids, in three steps as in
+ * kernel/loss.h: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
  * x/tau:
  *   OUTSIDE  sum over v not in ids of e^(z - M)
  *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
@@ -17,7 +17,7 @@ typedef struct xd_topk_side {
     int finding;                  /* xd_row_finding */
 } xd_topk_side;
 
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
+/* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
  * with ln p_v = (x - max)/tau - log. All times scale. */
 typedef struct xd_topk_row {
     double max, log;
@@ -35,12 +35,12 @@ typedef struct xd_topk_args {
     xd_vocab_shard vocab;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
-    bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] 0 -> the row is passed over */
+    bool outside;            /* the two sums are requested */
+    const double *row_scale; /* [rows] 0 -> the row is skipped */
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [threads of the context, k] scratch; a device wants [rows, k] */
+    int64_t *order; /* [threads of the context, k] scratch; a device needs [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -48,30 +48,30 @@ typedef struct xd_topk_args {
 
 /* Both sides after the merge: what divergence and grad read and write. */
 typedef struct xd_topk_kl_args {
-    xd_rows logits;     /* the student's, and so are values and side */
+    xd_rows logits;     /* the student's, like values and side */
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
     xd_vocab_shard vocab;
     double temperature;
-    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
+    double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;    /* of the gradient, beside row_scale */
+    double weight;    /* of the gradient, in addition to row_scale */
     double *slots;    /* [rows, k] gradient at each id */
     float *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device wants that for every row */
+    double *scratch;  /* [threads of the context, 3 (k + 1)]; a device needs [rows, 3 (k + 1)] */
     xd_topk_row *row; /* [rows] */
     xd_rows gradient;
 } xd_topk_kl_args;
 
-/* What the caller gave, and where the other entries' form of it goes. */
+/* The ids and values as the caller gave them, and where to write them in the form that the other kernels read. */
 typedef struct xd_topk_entries_args {
     int64_t count;       /* of entries, rows k */
     int64_t size;        /* of the vocabulary */

@@ -4,8 +4,8 @@
 #include "kernel/loss_scalar.h"
 #include "kernel/topk.h"
 
-/* What top-k losses do to one entry and to the few numbers of a row, in double. s and t are the logarithms of an entry's
- * probabilities, the student's and the teacher's. */
+/* What top-k losses compute from one entry and from the few values of a row, in double. s and t are the logarithms of the
+ * student's and the teacher's probability of an entry. */
 
 /* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
 XD_SCALAR double xd_topk_floor(void) {
@@ -21,7 +21,7 @@ XD_SCALAR void xd_topk_rescale(xd_topk_side *side, double temperature, double ma
     side->entropy = xd_add(side->entropy, xd_mul(f, xd_add(entropy, xd_mul(outside, shift))));
 }
 
-/* Where the student's probability is. */
+/* How the student's probability is distributed. */
 typedef struct xd_topk_masses {
     double log;                           /* of its sum over all columns */
     double inside;                        /* of the ids */
@@ -67,20 +67,20 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
     return t;
 }
 
-/* What beta is of a divergence: the forward and the reverse KL are its ends. */
+/* The beta of a divergence: the forward and the reverse KL are its limits 0 and 1. */
 XD_SCALAR double xd_topk_beta(xd_divergence divergence, double beta) {
     if (divergence == XD_KL_FORWARD) return 0.0;
     return divergence == XD_KL_REVERSE ? 1.0 : beta;
 }
 
-/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: its part of the loss, and *gradient is added to. */
+/* An entry of the forward KL, sum T (t - s), gradient S sum(T) - T: returns its part of the loss and adds to *gradient. */
 XD_SCALAR double xd_topk_forward(double s, double t, double weight, double mass, double *gradient) {
     const double q = exp(t);
     *gradient = xd_add(*gradient, xd_mul(weight, xd_sub(xd_mul(exp(s), mass), q)));
     return q > 0.0 ? xd_mul(xd_mul(weight, q), xd_sub(t, s)) : 0.0;
 }
 
-/* The gradient outside of the forward KL, whose entries have `mass`, the tail's `tail` among it when it flows. */
+/* The gradient of the forward KL outside; `mass`: of its entries, including the tail's `tail` when tail_flows. */
 XD_SCALAR double xd_topk_forward_outside(const xd_topk_masses *m, double weight, double mass, double tail) {
     return xd_mul(weight, m->tail_flows ? xd_sub(mass, tail / m->outside_mass) : mass);
 }
@@ -101,18 +101,18 @@ XD_SCALAR double xd_topk_ratio(double s, double t, double beta, double *loss) {
     return p > 0.0 ? xd_mul(rest, student) : 0.0;
 }
 
-/* What the outside adds to the mean of r - offset, where its r is `outside`. */
+/* The part of the outside in the mean of r - offset; `outside`: its r. */
 XD_SCALAR double xd_topk_outside_mean(const xd_topk_masses *m, double outside, double offset,
                                       bool zero_outside) {
     return xd_add(xd_mul(xd_sub(outside, offset), m->outside_mass), zero_outside ? m->outside_entropy : 0.0);
 }
 
-/* The gradient of an entry whose r it is. */
+/* The gradient of an entry with the ratio r. */
 XD_SCALAR double xd_topk_backward(double s, double weight, double r, double offset, double mean) {
     return xd_mul(xd_mul(weight, exp(s)), xd_sub(xd_sub(r, offset), mean));
 }
 
-/* What the outside adds to a row when all that is outside counts, with the logarithm of its probability as e^-100. */
+/* Adds the outside to a row when all columns outside count, with -100 as the teacher's log-probability. */
 XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_topk_row *row) {
     row->entropy = xd_add(row->entropy, weight);
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));

@@ -4,7 +4,7 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* What calls take and give beside plain arrays. With a GPU the structs that results come in lie in its memory. */
+/* What calls take and return besides plain arrays. With a GPU, the structs that hold results are in its memory. */
 
 /* A borrowed matrix of rows: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
@@ -14,32 +14,32 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* Borrowed ids of tokens, columns of the vocabulary: labels, targets, the ids of a list. Losses read
- * them where they lie, at either width. {labels} is an initialiser for 64 bits. */
+/* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
+ * them in place, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
     const void *data;
-    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others: DTYPE */
+    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64. Calls refuse others with DTYPE */
 } xd_ids;
 
-/* First data error of an operation and how many of each kind there were. Lives in memory of the tensors' device; rides in
- * the packed exchanges, so that all ranks agree. Zero = nothing happened. */
+/* First data error of an operation and the number of errors of each kind. In memory of the tensors' device; sent along
+ * with the losses' own exchanges, so that all ranks agree. All zero: no error. */
 typedef struct xd_status {
     int64_t label_out_of_range; /* rows */
     int64_t not_finite;         /* rows with non-finite logits, or gradient elements that are not finite */
     int64_t nothing_counted;    /* losses whose denominator was zero */
-    int64_t overflow;           /* integer accumulators of INVARIANT mode that ran over */
-    int64_t first_row;          /* row of the first finding, global where the operation knows it */
+    int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
+    int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
- * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+ * them and for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
-/* `rows` rows of `columns` elements, one behind the other. Pure. */
+/* `rows` rows of `columns` elements, back to back. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Ids of a dtype, for who has no initialiser at hand; NULL is no ids. Pure. */
+/* Ids of a dtype as a value, for languages without struct initialisers; data NULL -> no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
 /* Id i; the caller has checked the dtype and that there are ids. Pure; kernels of a device call it too. */
@@ -50,8 +50,8 @@ static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
  * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
- * ones at least as wide, as for labels of 32 bits. Local; on a GPU nothing waits. Errors, nothing written: DTYPE for other
- * pairs, ARGUMENT for a negative count. */
+ * integers at least as wide, for example labels of 32 bits to 64. Local; does not wait for a GPU. Errors, with nothing
+ * written: DTYPE for other pairs, ARGUMENT for a negative count. */
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 
@@ -63,7 +63,7 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+/* Gradient leaves in one rank's part of a sum: the step has `total` leaves (micro-batches) and this
  * rank owns [first, first + count). total 0 -> no leaves given.
  *
  * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
@@ -74,11 +74,11 @@ typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* The label of rows that do not count, where has_ignore_index does not say another. */
+/* The label of rows that do not count, unless has_ignore_index selects another. */
 #define XD_IGNORE_INDEX (-100)
 
 /* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+ * is not 0; an array that is not given excludes nothing. A counted position has weight 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     xd_ids labels;         /* [count] or none */
@@ -105,15 +105,16 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* What a loss says of a step, for programs on a GPU: one allocation of its memory, all zero before the step, and one read.
+/* Values and status of a loss together, for programs on a GPU: one allocation of its memory, all zero before the step, and
+ * one read.
  *
  *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
  *     desc.common.status = &there->status;
  *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so it is set to zero once it
- * was read. */
+ * Nothing waits before xd_read, which waits for the loss too. Losses add to the status, so set it to zero once it has
+ * been read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -128,7 +129,7 @@ typedef enum xd_divergence {
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* What becomes of the probability outside the k ids. */
+/* What happens to the probability outside the k ids. */
 typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
@@ -147,30 +148,30 @@ typedef enum xd_norm_type {
 typedef enum xd_clip_form {
     XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiplies even by 1 */
 } xd_clip_form;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
- * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
- * every split. */
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a multiple of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, whose result depends
+ * neither on their order nor on how the array is split. */
 #define XD_NORM_LIMBS 20
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
     double
-        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
-                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
+        sum; /* of |x|^p, unused when exact: in array order, or in vector lanes where the CPU level has them; BF16
+                 * may use f32 lanes, with a relative error of at most 2^-19 */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carries propagated, so that 2^31 ranks can be added */
 } xd_norm_sum;
 
-/* Most dimensions of a tensor. */
+/* Maximum number of dimensions of a tensor. */
 #define XD_DIMS_MAX 8
 
 /* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+ * that are contiguous on both sides are folded, so a contiguous block has ndim 1 and strides 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -180,9 +181,8 @@ typedef struct xd_copy {
 /* How every kernel is called. */
 typedef struct xd_launch {
     xd_ctx *ctx;
-    void *stream; /* NULL on the CPU */
-    void *
-        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
+    void *stream;    /* NULL on the CPU */
+    void *workspace; /* device memory for the operation's partial results; size from its _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;

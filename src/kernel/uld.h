@@ -7,10 +7,10 @@
 /* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
  * log-probabilities of tokens. All pointers are memory of the device. */
 
-/* The floor of probabilities of merged tokens, and of those of the generalised JSD. */
+/* Lower bound on the probabilities of merged tokens, and on those of the generalised JSD. */
 #define XD_ULD_FLOOR 1e-8
 
-/* Elements of a sorted list, or pairs of ids, that a block of a device takes at a time. */
+/* Elements of a sorted list, or pairs of ids, that a block of a device processes at a time. */
 enum { XD_ULD_SEGMENT = 4096 };
 
 /* Bytes of scratch for lists of n elements and pairs together. */
@@ -19,22 +19,23 @@ enum { XD_ULD_SEGMENT = 4096 };
 /* The two sides. */
 enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
 
-/* A pair of groups of tokens. The distribution of a side is the base row's times the probabilities that the
- * other rows give their tokens. */
+/* A pair of groups of tokens. The distribution of a side is that of its base row times the probabilities that the
+ * other rows give to their tokens. */
 typedef struct xd_uld_chunk {
     int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
     double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
-    double matched, unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| of the sorted rest */
-    double mean;               /* out of compare: sum of p slope over the student's base row */
-    bool finite; /* out of merge: all rows are; the other entries leave the chunk alone if not */
+    double matched,
+        unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| over the other ids, sorted */
+    double mean;   /* out of compare: sum of p slope over the student's base row */
+    bool finite;   /* out of merge: all rows are; if not, the other entries skip the chunk */
 } xd_uld_chunk;
 
-/* One side of the chunks at work. */
+/* One side of the chunks of a call. */
 typedef struct xd_uld_rows {
     xd_rows logits;
     int64_t columns; /* of the vocabulary, the first ones */
     double temperature;
-    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as `stats` of the softmax entries leaves them */
+    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as written by `stats` of the softmax entries */
     const int64_t *ids;  /* [rows] the token that a row predicts */
     double *scores;      /* [rows] out of merge: its probability; those of base rows are not written */
     const int32_t *list; /* [count] the ids that are sorted, ascending; NULL: all, count = columns */
@@ -47,7 +48,7 @@ typedef struct xd_uld_rows {
 /* Inputs and outputs of the entries; each reads and writes what its comment names. */
 typedef struct xd_uld_args {
     xd_uld_rows side[XD_ULD_SIDES];
-    xd_uld_chunk *chunks; /* those at work */
+    xd_uld_chunk *chunks; /* those of the call */
     int64_t count;
     const int32_t *matched[XD_ULD_SIDES]; /* [matched_count] ids of pairs */
     int64_t matched_count;
@@ -55,26 +56,27 @@ typedef struct xd_uld_args {
     float *slope; /* [chunks, columns of the student] d value / d merged probability; NULL -> no gradient */
     xd_rows gradient;
     int64_t row, rows;      /* of the gradient: those to be written */
-    const int32_t *owner;   /* [all rows] number of a row's chunk among all; -1: none */
-    int32_t first;          /* number of chunks[0] among all */
-    double share;           /* what the gradient is multiplied by */
+    const int32_t *owner;   /* [all rows] index of a row's chunk among all; -1: none */
+    int32_t first;          /* index of chunks[0] among all */
+    double share;           /* factor on the gradient */
     unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
 } xd_uld_args;
 
-/* A sum, and the first element that had no finite term; -1: none. */
+/* A sum, and the first element whose term was not finite; -1: none. */
 typedef struct xd_uld_sum {
     double value;
     int64_t bad;
 } xd_uld_sum;
 
-/* Sums in memory that an entry wants: the first is its result, the others scratch. */
+/* Number of sums in memory that an entry needs: the first is its result, the others are scratch. */
 enum { XD_ULD_SUMS = 257 };
 
 /* Rows that are probabilities, and their generalised JSD. */
 typedef struct xd_jsd_args {
-    xd_rows student, teacher, gradient; /* alike; gradient.data may be NULL, or student's memory */
-    double beta, denominator;           /* the gradient is divided by it, the sum is not */
-    xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
+    xd_rows student, teacher,
+        gradient;             /* of one shape and dtype; gradient.data may be NULL, or student's memory */
+    double beta, denominator; /* the gradient is divided by it, the sum is not */
+    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_jsd_args;
 
 /* Estimates of KL(student || reference), as in loss/estimator.h. */
@@ -87,7 +89,7 @@ typedef struct xd_estimate_args {
     xd_uld_sum *out;          /* [XD_ULD_SUMS] */
 } xd_estimate_args;
 
-/* Entries of the kernel table. Sums do not depend on how chunks are put together into calls. */
+/* Entries of the kernel table. Sums do not depend on how chunks are grouped into calls. */
 typedef struct xd_uld_kernels {
     /* parts -> factor, finite and scores */
     xd_result (*merge)(const xd_launch *launch, const xd_uld_args *args);
@@ -98,10 +100,10 @@ typedef struct xd_uld_kernels {
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
     /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
-    /* the sum over all entries, those below the floor raised to it, and its derivative by the student's */
+    /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
-    /* the sum of weight times estimate, its derivative by logprobs, and the first token of a weight other than
-     * 0 whose estimate is not finite */
+    /* the sum of weight times estimate, its derivative with respect to logprobs, and the first token whose weight is not
+     * 0 and whose estimate is not finite */
     xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
 } xd_uld_kernels;
 

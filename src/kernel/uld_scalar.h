@@ -4,7 +4,8 @@
 #include "kernel/loss_scalar.h"
 #include "kernel/uld.h"
 
-/* A term of the generalised JSD of probabilities, and its derivative by u; both are raised to the floor first. */
+/* A term of the generalised JSD of probabilities, and its derivative with respect to u; u and v are raised to the floor
+ * first. */
 XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
     const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
     const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
@@ -31,13 +32,13 @@ XD_SCALAR double xd_estimate_value(int kind, double rho) {
     return kind == 1 ? xd_mul(xd_mul(0.5, rho), rho) : xd_sub(expm1(rho), rho);
 }
 
-/* With respect to the student's log-probability, of which rho is minus. */
+/* With respect to the student's log-probability, which enters rho with a minus sign. */
 XD_SCALAR double xd_estimate_slope(int kind, double rho) {
     if (kind == 0) return 1.0;
     return kind == 1 ? -rho : -expm1(rho);
 }
 
-/* Adds element i to the sum, and writes its value and slope where they are wanted. */
+/* Adds element i to the sum, and writes its value and slope where they are requested. */
 XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
     const double free_rho = xd_sub((double)a->reference[i], (double)a->logprobs[i]);
     const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));

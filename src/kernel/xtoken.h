@@ -4,16 +4,16 @@
 #include "kernel/types.h"
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
- * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
+ * device. Sums over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
 
-/* The floor of divisions and logarithms. */
+/* Lower bound on divisors and arguments of logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
-/* Floats of scratch that the entries over whole vocabularies want. */
+/* Floats of scratch that the entries over whole vocabularies need. */
 #define XD_XTOKEN_SCRATCH 34064
 
-/* Rows at work: rows[0 .. count) of the logits. places[i] is the chunk of rows[i] among those at hand, ascending. With
- * lse, p = exp(z / temperature - lse). */
+/* The rows of a call: rows[0 .. count) of the logits. places[i] is the index of the chunk of rows[i] among those of the
+ * call, ascending. With lse, p = exp(z / temperature - lse). */
 typedef struct xd_xtoken_rows {
     xd_rows logits;
     int64_t columns; /* of the logits, without padding */
@@ -45,30 +45,30 @@ typedef struct xd_xtoken_matrix {
         *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
 } xd_xtoken_matrix;
 
-/* The columns of chunks that have each their own. M is the transposed projection in these; without column_begin a
- * teacher's id is the student's. */
+/* The columns of chunks that each have a list of their own. M is the transposed projection in these columns; without
+ * column_begin a teacher's id equals the student's. */
 typedef struct xd_xtoken_lists {
     xd_xtoken_projection projection;
-    int64_t count;         /* chunks at hand; the projection has its teacher_size in any case */
+    int64_t count;         /* chunks of the call; the teacher_size of the projection is set in any case */
     const int64_t *offset; /* [count + 1] where the list of each chunk begins */
     const int32_t *ids;    /* [entries] teacher ids, distinct within a chunk */
     int64_t entries;       /* offset[count] */
 } xd_xtoken_lists;
 
-/* One chunk's sums become its divergence. */
+/* One chunk: sizes and settings, and the divergence computed from its sums. */
 typedef struct xd_xtoken_chunk {
     double student, teacher; /* positions on each side, plus XD_XTOKEN_EPSILON */
     double factor;           /* of the derivative; 0 -> it is zero */
     double value;            /* out: d(c) */
-    double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
+    double delta;            /* out: sum of q dy, which is the delta of a chunk of one position */
     double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
-    bool compared;  /* false: nothing is done but dy = 0 */
-    bool alone;     /* of one position on the student's side, whose delta the divergence tells */
-    bool agree;     /* out: the likeliest column is the same on both sides */
+    bool compared;  /* false: dy is set to 0 and nothing else is done */
+    bool alone;     /* one position on the student's side: `divergence` gives its delta */
+    bool agree;     /* out: the most likely column is the same on both sides */
 } xd_xtoken_chunk;
 
-/* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
- * numbers are -1 and the mean is -infinity. */
+/* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
+ * indices are -1 and the mean is -infinity. */
 enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
 
 /* A list of ids whose largest probabilities are sorted. */
@@ -79,28 +79,28 @@ typedef struct xd_xtoken_tail {
     double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
     int64_t *found; /* [k] out: ids less begin; -1 past the last */
     float *scratch; /* [count] */
-    bool fixed;     /* the same values however the list is cut */
+    bool fixed;     /* the same values however the list is split over shards */
 } xd_xtoken_tail;
 
 /* Moments of a row at temperature 1: its largest logit, ln sum e^(z - largest), the entropy with a floor of
- * XD_XTOKEN_EPSILON under the logarithm (0 when not asked for), and the logit at its label: NaN for a label
+ * XD_XTOKEN_EPSILON under the logarithm (0 when not requested), and the logit at its label: NaN for a label
  * outside the columns. The second is NaN for a row that is not finite. */
 enum { XD_XTOKEN_LARGEST, XD_XTOKEN_LOG_SUM, XD_XTOKEN_ENTROPY, XD_XTOKEN_LABEL, XD_XTOKEN_MOMENTS };
 
-/* What all shards found of one chunk: their likeliest pairs, and behind these their sorted tails. */
+/* What all shards found for one chunk: their most likely pairs, then their sorted tails. */
 typedef struct xd_xtoken_merge {
     const double *all; /* [shards][stride]: XD_XTOKEN_BEST_WORDS, then [k] */
     int64_t stride, k;
     int shard, shards;
     const double *others; /* [k] the teacher's tail */
-    const int64_t *found; /* [k] columns of this shard's own tail; -1: no entry */
+    const int64_t *found; /* [k] columns of this shard's tail; -1: no entry */
     float *slope;         /* [columns of this shard] */
     double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
     int64_t *places; /* [shards] scratch */
 } xd_xtoken_merge;
 
 /* Rows of several sequences and the chunks that they belong to. ids and sizes are memory of the host on every
- * device; they travel with the launches and may change when the call has returned. */
+ * device; they are passed as kernel arguments and may change when the call has returned. */
 typedef struct xd_chunk_args {
     xd_rows rows;         /* values, or the gradient: [sequences * held, n] f32 or bf16 */
     const int64_t *ids;   /* [rows] chunk in its sequence; -1: none */
@@ -116,7 +116,7 @@ typedef struct xd_chunk_args {
 /* p M of the rows, summed over each chunk's. */
 typedef struct xd_xtoken_project_args {
     xd_xtoken_rows x;
-    int64_t place_count; /* chunks at hand */
+    int64_t place_count; /* chunks of the call */
     xd_xtoken_matrix matrix;
     double *cells; /* [place_count, k] */
     bool fixed;
@@ -157,12 +157,12 @@ typedef struct xd_xtoken_delta_args {
     float *scratch; /* [project_scratch] */
 } xd_xtoken_delta_args;
 
-/* Cells of deltas become what the gradients take. */
+/* Turns cells of deltas into the form that the gradients take. */
 typedef struct xd_xtoken_row_deltas_args {
     const double *cells; /* [count] */
     bool fixed;
     const int64_t *places;         /* [count] */
-    const xd_xtoken_chunk *chunks; /* those at hand */
+    const xd_xtoken_chunk *chunks; /* those of the call */
     int64_t count;
     double *out; /* [count] */
 } xd_xtoken_row_deltas_args;
@@ -200,22 +200,22 @@ typedef struct xd_xtoken_total_args {
     float *scratch; /* [XD_XTOKEN_SCRATCH] */
 } xd_xtoken_total_args;
 
-/* A chunk of pairs and tails is complete. */
+/* Completes a chunk of pairs and tails. */
 typedef struct xd_xtoken_close_args {
     const double *cells; /* [2] sums of `pair` and of `total` */
     bool fixed;
     const double *merged; /* [2] out of `merge` */
     double scale;
     int64_t count; /* rows */
-    double *out;   /* [count] what the gradient takes as delta */
+    double *out;   /* [count] delta for the gradient */
     xd_xtoken_chunk *chunk;
 } xd_xtoken_close_args;
 
 /* Moments of rows. */
 typedef struct xd_xtoken_moments_args {
     xd_xtoken_rows x;
-    xd_ids labels;   /* [rows of logits] or none: none is looked at */
-    bool entropy;    /* it is asked for */
+    xd_ids labels;   /* [rows of logits], or none: no logits at labels */
+    bool entropy;    /* whether it is requested */
     bool fixed;      /* INVARIANT: as in xd_xtoken_gradient */
     double *moments; /* [count, XD_XTOKEN_MOMENTS] out */
 } xd_xtoken_moments_args;
@@ -226,7 +226,7 @@ typedef struct xd_xtoken_pick_args {
     const int64_t *ids; /* [k] */
     int64_t k;
     double scale;
-    bool add;    /* to what is there */
+    bool add;    /* add to out instead of overwriting it */
     double *out; /* [count, k] */
 } xd_xtoken_pick_args;
 
@@ -235,11 +235,11 @@ typedef struct xd_xtoken_compare_args {
     double *student, *teacher; /* [count, k] logits */
     xd_xtoken_chunk *chunks;   /* [count] */
     int64_t count, k;
-    double temperature, divisor; /* divisor: of the teacher's logits, beside the temperature */
+    double temperature, divisor; /* divisor: of the teacher's logits, in addition to the temperature */
     bool reverse;
 } xd_xtoken_compare_args;
 
-/* Where ids are in a list of them. */
+/* The index of each id in a list of ids. */
 typedef struct xd_xtoken_slots_args {
     const int64_t *ids; /* [k] */
     int64_t k, size;
@@ -258,7 +258,7 @@ typedef struct xd_xtoken_list_args {
     bool reverse;
 } xd_xtoken_list_args;
 
-/* What all gradients take: the rows, where they go, and the cross entropy that a row's first writer brings along,
+/* What all gradients take: the rows, the output, and the cross entropy, which the first writer of a row adds,
  *   ce_factor ce_weight (softmax(z) - one at the label) */
 typedef struct xd_xtoken_gradient {
     xd_xtoken_rows x;
@@ -267,8 +267,8 @@ typedef struct xd_xtoken_gradient {
     const double *ce_factor; /* [rows of logits]; NULL or 0 -> no cross entropy */
     double ce_weight;
     xd_ids labels;    /* [rows of logits] */
-    uint8_t *written; /* [rows of logits] the gradient has the row: it is added to. Written rows are marked */
-    bool fixed;       /* INVARIANT: a CPU rounds nothing to f32 on the way */
+    uint8_t *written; /* [rows of logits] the row has been written: add to it. Every writer marks its rows */
+    bool fixed;       /* INVARIANT: a CPU rounds no intermediate value to f32 */
 } xd_xtoken_gradient;
 
 /* The gradient through a projection. */
@@ -311,10 +311,11 @@ typedef struct xd_xtoken_list_gradient_args {
     void *scratch; /* [list_bytes] */
 } xd_xtoken_list_gradient_args;
 
-/* The gradient by the log-probabilities of labels. */
+/* The gradient through the log-probabilities of labels. */
 typedef struct xd_xtoken_label_gradient_args {
     xd_xtoken_gradient to;
-    const double *slopes; /* [count] derivative by the label's log-probability at temperature 1 */
+    const double
+        *slopes; /* [count] derivative with respect to the label's log-probability at temperature 1 */
 } xd_xtoken_label_gradient_args;
 
 /* log-sum-exps of all rows from sums in fixed point. */
@@ -340,7 +341,7 @@ typedef struct xd_xtoken_product_args {
 
 /* Entries of the kernel table; each means the same on every device. */
 typedef struct xd_xtoken_kernels {
-    /* bytes of matrix->prepared; of the projection the host's pointers alone are read */
+    /* bytes of matrix->prepared; reads only the host's pointers of the projection */
     size_t (*matrix_bytes)(const xd_xtoken_matrix *matrix);
     /* floats of scratch for k columns in J, and fixed cells or not */
     int64_t (*project_scratch)(int64_t k, bool fixed);
@@ -352,9 +353,9 @@ typedef struct xd_xtoken_kernels {
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
-    /* cells += sum of p M dy / largest, but for rows whose chunk is alone or has a largest of 0 */
+    /* cells += sum of p M dy / largest, except for rows whose chunk is alone or has a largest of 0 */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_delta_args *args);
-    /* out = cells times largest; of chunks that are alone their delta; 0 where largest is 0 */
+    /* out = cells times largest; for chunks that are alone, their delta; 0 where largest is 0 */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_row_deltas_args *args);
     /* cells = the rows' sum of scale log_softmax(z / temperature) */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_log_probs_args *args);
@@ -362,8 +363,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*pair)(const xd_launch *launch, const xd_xtoken_pair_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
-    /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
-     * list is this shard's */
+    /* merges the shards' tails into one list, among equals the lowest shard's first: out, and slope for the entries
+     * that are this shard's */
     xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
     xd_result (*total)(const xd_launch *launch, const xd_xtoken_total_args *args);
@@ -374,27 +375,27 @@ typedef struct xd_xtoken_kernels {
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
     /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
-    /* value, agree and largest of chunks, of which only those marked as compared are touched; student becomes the
-     * derivative of value by its logits over the temperature */
+    /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
+     * respect to its logits divided by the temperature */
     xd_result (*compare)(const xd_launch *launch, const xd_xtoken_compare_args *args);
-    /* slots = place of each id in `ids`, -1 where it has none */
+    /* slots = index of each id in `ids`, -1 for an id that is not in it */
     xd_result (*slots)(const xd_launch *launch, const xd_xtoken_slots_args *args);
 
     /* cells += p M of the rows, in the columns of their chunk */
     xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
      * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
-     * epsilon here, and chunks without a list are left alone. */
+     * epsilon here, and chunks without a list are not changed. */
     xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* cells += sum of p M dy / largest */
     xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_list_args *args);
     /* floats of scratch of pick_gradient for `columns` of a shard */
     int64_t (*pick_scratch)(int64_t columns);
-    /* bytes of scratch of list_gradient for `columns` of a shard; of the lists the numbers alone are read */
+    /* bytes of scratch of list_gradient for `columns` of a shard; reads only the counts of the lists */
     size_t (*list_bytes)(int64_t columns, const xd_xtoken_lists *lists);
 
-    /* The gradient of rows at work: what it holds where the row was written, else the cross entropy, plus ... Rows
-     * of a chunk whose largest is 0 are left alone. */
+    /* The gradient of the rows of the call: what it holds where the row was written, else the cross entropy, plus ...
+     * Rows of a chunk whose largest is 0 are not changed. */
     /* ... p (M dy - delta) / temperature */
     xd_result (*project_gradient)(const xd_launch *launch, const xd_xtoken_project_gradient_args *args);
     /* ... scale u - p delta */
@@ -405,19 +406,19 @@ typedef struct xd_xtoken_kernels {
     xd_result (*list_gradient)(const xd_launch *launch, const xd_xtoken_list_gradient_args *args);
     /* ... slopes (one at the label - softmax(z)) */
     xd_result (*label_gradient)(const xd_launch *launch, const xd_xtoken_label_gradient_args *args);
-    /* Of all rows, at work or not, those that nobody has written: the cross entropy. */
+    /* The cross entropy of all rows that have not been written, rows of the call or not. */
     xd_result (*rest_gradient)(const xd_launch *launch, const xd_xtoken_gradient *to);
 
     /* Averages of chunks. */
 
     /* out += the rows of each chunk, in their order */
     xd_result (*chunk_sums)(const xd_launch *launch, const xd_chunk_args *args);
-    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of rows only cols is looked at. */
+    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of `rows`, only cols is read. */
     xd_result (*chunk_averages)(const xd_launch *launch, const xd_chunk_args *args);
     /* rows = weight / size of their chunk, 0 for those without one */
     xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
-    /* out = fixed cells [count] as doubles, in memory apart from theirs */
+    /* out = fixed cells [count] as doubles, in other memory than cells */
     xd_result (*settle)(const xd_launch *launch, const double *cells, int64_t count, double *out);
     /* fixed cells += sum of exp((z - lse) / temperature) */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_row_sums_args *args);

@@ -1,4 +1,4 @@
-/* Intervals and regions: unions, cuts, and copies from one box to another. */
+/* Intervals and regions: unions, intersections, and copies from one region to another. */
 
 #include "tensor/internal.h"
 
@@ -85,7 +85,7 @@ XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin
     return selected;
 }
 
-/* How many lists hold `index`, and the next index at which that number may change. */
+/* The number of lists that hold `index`, and the next index at which it may change. */
 static int xdi_interval_holders(const xd_interval *const *lists, const int *counts, int owners, int64_t index,
                                 int64_t *next) {
     int holders = 0;
@@ -177,7 +177,7 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
     return position + index - list->begin;
 }
 
-/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a
+/* Goes over both lists together. Touching intervals of one side, and gaps that both sides skip, do not end a
  * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
@@ -199,7 +199,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of one step and folds a dimension into the next where both sides run on without a jump. */
+/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
 static void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {

@@ -4,9 +4,9 @@
 #include "base/context.h"
 #include "tensor/region.h"
 
-/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
- * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
- * unless it says so. */
+/* Lists of intervals and regions of indices. Data movement between layouts is planned with them: intersect what
+ * one rank holds with what another needs, and get a list of strided copies. Pure: no call communicates or
+ * allocates. */
 
 /* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
  * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
@@ -23,22 +23,22 @@ XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
 /* Sorted, disjoint, none empty, all within [0, extent). */
 XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent);
 
-/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end).
- * Room for `count` entries. */
+/* The part of `list` whose positions are in [begin, end); the position of an index is its rank among the indices of
+ * the list, from 0. `out` must have room for `count` entries. */
 XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
                                xd_interval *out);
 
-/* Do the lists together hold every index of [0, extent) exactly once?
+/* Whether the lists together hold every index of [0, extent) exactly once.
  *
  *   lists, counts   `owners` lists
- *   first           when false is returned: the lowest index held not once
- *   holders         and how many hold it
+ *   first           when false is returned: the lowest index that is not held exactly once
+ *   holders         and the number of lists that hold it
  *
  * Time grows with owners x intervals for each interval. */
 XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
                                     int64_t extent, int64_t *first, int *holders);
 
-/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
+/* The rule for splitting n indices over `parts`: blocks of ceil(n / parts), the last ones shorter or
  * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
@@ -49,15 +49,14 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape);
 XD_API int64_t xd_region_numel(const xd_region *region);
 
-/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and
- * neither may be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a
- * dimension. */
+/* Indices held by both; false without common indices (out is then empty in some dimension). ndim must agree, and both
+ * must have at most XD_LAYOUT_INTERVALS_MAX intervals per dimension, which results of this function may exceed. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* The copies that bring the indices in both regions from the storage of src to that of dst.
+/* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
  *   copies                   room for `capacity`; may be NULL with capacity 0 to count

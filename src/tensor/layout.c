@@ -7,7 +7,7 @@
 
 struct xd_layout {
     xd_ctx *ctx;
-    xd_layout_desc desc; /* pointers lead into the arrays below */
+    xd_layout_desc desc; /* its pointers point to the members below */
     xd_topology topology;
     int *ranks;
     int64_t *numbers[XD_MESH_AXES_MAX]; /* offsets or section sizes of each axis */
@@ -76,9 +76,9 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     return XD_OK;
 }
 
-/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the
- * result is in positions of that. Returns the number of pieces; -1 when the numbers of the placement do not
- * fit the extent. */
+/* One split of a dimension, for one coordinate of the axis. `extent`: indices of the dimension that earlier splits have
+ * given to the rank; the result is in positions among them. Returns the number of intervals; -1 when the offsets or
+ * sections of the placement do not fit the extent. */
 static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent,
                              xd_interval *pieces) {
     if (p->offsets) {
@@ -106,11 +106,11 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
     return begin == extent ? sections : -1;
 }
 
-/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was
- * given; an axis that would make too many intervals is returned with extent -1. */
+/* Applies the splits in order. Returns -1, or the axis whose split does not fit, with the extent it was
+ * given; an axis that would give too many intervals is returned with extent -1. */
 static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
                             int64_t *extent) {
-    region->ndim = d->ndim; /* a region is some KiB: fill in what counts, not all of it */
+    region->ndim = d->ndim; /* a region is some KiB: only the used part is filled in */
     memset(region->count, 0, sizeof region->count);
     for (int k = 0; k < d->ndim; k++)
         region->count[k] = xdi_interval_append(region->interval[k], 0, 0, d->shape[k]);
@@ -143,8 +143,8 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
     return -1;
 }
 
-/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to
- * others. */
+/* A split must fit at every coordinate, because the extents that earlier splits leave differ between
+ * coordinates. */
 static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) {
     for (int r = 0; r < d->topology->rank_count; r++) {
         const int rank = d->topology->ranks ? d->topology->ranks[r] : r;
@@ -177,7 +177,7 @@ static void xdi_layout_defaults(xd_layout_desc *d) {
     for (int i = 0; i < XD_MESH_AXES_MAX && !given; i++) d->order[i] = i;
 }
 
-/* Points the copied desc at copies of what the caller's points to. False without memory. */
+/* Replaces the pointers of the desc by copies of what they point to. False without memory. */
 static bool xdi_layout_own(xd_layout *layout) {
     xd_layout_desc *d = &layout->desc;
     layout->topology = *d->topology;

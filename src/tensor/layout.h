@@ -4,26 +4,26 @@
 #include "comm/mesh.h"
 #include "tensor/region.h"
 
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
- * asked for without communication. */
+/* How a tensor is distributed over a mesh: a pure function of metadata that every rank has, so every rank can
+ * compute the part of any rank without communication. */
 
 /* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
-    XD_REPLICATE = 0, /* every rank of the axis holds the same */
+    XD_REPLICATE = 0, /* every rank of the axis holds the same elements */
     XD_SHARD,         /* the ranks of the axis split a dimension */
     XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
 } xd_placement_kind;
 
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
- * pieces by xd_chunk unless one of the other forms is chosen. */
+/* The placement of a tensor on one mesh axis. A split divides the part that earlier splits of the same dimension
+ * gave to the rank, into blocks by xd_chunk unless another form is chosen. */
 typedef struct xd_placement {
     xd_placement_kind kind;
     int dim;                      /* SHARD: tensor dimension; negative counts from the end */
     xd_reduce_op op;              /* PARTIAL */
     const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
-    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
+    int sections;                 /* SHARD: fused parts back to back, each split by itself; 0 -> 1 */
     const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+    bool balanced; /* SHARD: 2n equal blocks, coordinate r holds blocks r and 2n-1-r (causal attention) */
 } xd_placement;
 
 /* What to build a layout from. Read during the call only. */
@@ -38,7 +38,7 @@ typedef struct xd_layout_desc {
 
 typedef struct xd_layout xd_layout; /* immutable */
 
-/* A layout. desc and all it points to are copied.
+/* Creates a layout. desc and all it points to are copied.
  *
  * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
  * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
@@ -61,7 +61,7 @@ XD_API int64_t xd_layout_numel(const xd_layout *layout);
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 
-/* Of everything that decides where an element lies; what ranks compare. */
+/* Hash of everything that decides which rank holds an element; ranks compare it. */
 XD_API uint64_t xd_layout_hash(const xd_layout *layout);
 
 #endif

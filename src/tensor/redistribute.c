@@ -7,12 +7,13 @@
 
 #include <string.h>
 
-/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
- * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
+/* Which ranks hold which part of a layout. A cell is one choice of coordinates on the axes that split (or stay
+ * partial); in it are `pieces` coordinates on the axes to be reduced, whose values are the terms of the sum, and
+ * `replicas` ranks that hold the same term. */
 typedef struct xdi_redistribution_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
-    int *turn; /* [cells][pieces]: whose turn it is among the replicas */
+    int *turn; /* [cells][pieces]: the next of the replicas to send */
 } xdi_redistribution_holders;
 
 typedef struct xdi_redistribution_exchange {
@@ -20,12 +21,12 @@ typedef struct xdi_redistribution_exchange {
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
     xd_reduce_op op;
     int cells, pieces;
-    int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
+    int *source; /* [cells][pieces]: the rank that sends this term to this rank; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements from myself; they lie behind the received ones when they are reduced */
-    bool zero;          /* my part is the zeros beside a newly partial sum */
-    xd_region src, dst; /* mine; dst cut to the window */
+    int64_t kept_count; /* elements from this rank itself; in a reduction they follow the received ones */
+    bool zero;          /* this rank's part of a newly partial sum is zeros */
+    xd_region src, dst; /* of this rank; dst within the window */
     xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
@@ -51,7 +52,7 @@ static unsigned xdi_redistribution_axes(const xd_layout *layout, xd_placement_ki
     return mask;
 }
 
-/* Row-major number of the coordinate over the axes in mask; *size is set to how many there are. */
+/* Row-major index of the coordinate over the axes in mask; *size receives the number of coordinates. */
 static int xdi_redistribution_linear(const xd_topology *t, unsigned mask, const int *coordinate, int *size) {
     int linear = 0;
     *size = 1;
@@ -83,7 +84,7 @@ static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribut
     return true;
 }
 
-/* The rank among the replicas of one piece that gives it to `taker`: itself, else they take turns. */
+/* The rank among the replicas of one term that sends it to `taker`: `taker` itself, else each in turn. */
 static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int piece, int taker) {
     const int slot = cell * h->pieces + piece;
     const int *ranks = h->rank + slot * h->replicas;
@@ -92,7 +93,7 @@ static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int
     return ranks[h->turn[slot]++ % h->replicas];
 }
 
-/* What a rank is to have of the destination. False when that is nothing that moves. */
+/* The part of the destination that a rank needs. False when no data moves to it. */
 static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                       int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -119,8 +120,8 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
-/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
- * turns. */
+/* Decides for every rank which ranks send to it, and stores this rank's part. It must go over all ranks, because
+ * replicas take turns. */
 static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
                                       xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
@@ -152,7 +153,7 @@ static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistr
     }
 }
 
-/* The dense common part of what I hold and what `peer` wants, or the other way round. */
+/* The intersection of what this rank holds and what `peer` needs, or the reverse, stored densely. */
 static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
                                        int peer, bool sending, xd_region *message) {
     xd_region other;
@@ -196,7 +197,7 @@ static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistrib
         xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
         xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
-    /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
+    /* A reduction writes its result over the first term, so only first terms are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
@@ -247,7 +248,7 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
     return true;
 }
 
-/* How each mesh axis of the two layouts fits together, and which axes are reduced. */
+/* Checks the placements of the two layouts on each mesh axis, and decides which axes are reduced. */
 static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
                                           xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
@@ -267,7 +268,7 @@ static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, co
                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
                    (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
-        /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
+        /* Averages and extrema of equal values are the value: only a sum needs zeros on the other ranks. */
         if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
     }
     x->reduced = partial & ~x->kept;
@@ -311,8 +312,8 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
     return XD_OK;
 }
 
-/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
- * all other splits. */
+/* The source layout, but the axes to be reduced split a dimension instead, after all other splits: the one that then
+ * has the largest blocks. */
 static xd_result xdi_redistribution_middle(xd_ctx *ctx, const xdi_redistribution_exchange *x,
                                            xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
@@ -360,7 +361,7 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
     xd_release(plan->ctx, plan);
 }
 
-/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
+/* Reduce into parts, then gather them: used when that moves fewer elements than the single step that is already
  * built. */
 static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
     xd_redistribution two = *plan;
@@ -496,7 +497,7 @@ XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step,
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
-/* Combines the pieces of every cell into the first of them. */
+/* Reduces the terms of every cell into the first of them. */
 static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
                                            const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
@@ -523,7 +524,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
     const void *src = step ? plan->middle_data : source;
     void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
     if (x->zero) {
-        /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
+        /* One element, read repeatedly with strides of 0: all bits zero is zero in every dtype. */
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;

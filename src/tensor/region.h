@@ -8,13 +8,13 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
- * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
- * that the common part of two of them always fits. */
+/* A region is a product of interval lists, one per dimension: the indices of a tensor that a rank holds. Its elements
+ * are stored densely in ascending order of the indices, last dimension fastest. Layouts have at most
+ * XD_LAYOUT_INTERVALS_MAX intervals per dimension, so that the intersection of two regions always fits. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
-/* A product of interval lists, one for each dimension. */
+/* One interval list for each dimension; see above. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];

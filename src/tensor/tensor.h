@@ -3,8 +3,8 @@
 
 #include "tensor/layout.h"
 
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
- * elements are: those of xd_layout_region, ascending in every dimension. */
+/* One rank's part of a tensor: a view that owns nothing. Its elements are those whose indices in the whole tensor
+ * are in xd_layout_region, ascending in every dimension. */
 typedef struct xd_tensor {
     void *data; /* may be NULL when the part is empty */
     xd_dtype dtype;
@@ -18,10 +18,10 @@ typedef struct xd_tensor {
 /* A dense view of the part that `rank` holds; a rank outside the mesh gets data NULL and extents 0. Local. */
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
 
-/* Elements of the local part; 0 for a rank outside the mesh, also of a scalar. */
+/* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes a dense part of that many elements takes on `rank`. */
+/* Bytes of the dense part that `rank` holds. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 #endif

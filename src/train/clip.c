@@ -84,8 +84,8 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts;
- * only then is there a second exchange, which names it. */
+/* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts;
+ * only then there is a second exchange, which names it. */
 static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
                                    xd_norm_sum *sum) {
     int64_t counts[XDI_CLIP_COUNTS];
@@ -103,9 +103,9 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     return XD_OK;
 }
 
-/* The sums of all ranks where they lie; nothing of them comes to the host. */
+/* Sums over the ranks in device memory; nothing is copied to the host. */
 static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
-    /* not_finite, nan and the limbs stand side by side. */
+    /* not_finite, nan and the limbs are contiguous. */
     const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
     XD_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
     if (type == XD_NORM_MAX)
@@ -113,7 +113,7 @@ static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool
     return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
 }
 
-/* On a device the sum lies behind the result, and ranks agree on refusals before any of them adds. */
+/* On a device the sum is a member of the result, and ranks agree on refusals before any of them adds. */
 static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
                                     xd_gradient_norm *out) {
     const xd_launch launch = xd_ctx_launch(ctx);

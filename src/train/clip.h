@@ -8,7 +8,8 @@
 
 /* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
+    const xd_param
+        *params; /* required; [param_count]; those without gradient, frozen or a buffer add nothing */
     int64_t param_count;
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
@@ -16,17 +17,17 @@ typedef struct xd_gradient_norm_desc {
     xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
-/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
- * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
+/* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
+ * receives its errors: a step needs none of it on the host; xd_read copies it there. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
-    int64_t not_finite; /* elements over all ranks, replicas counted each */
+    int64_t not_finite; /* elements over all ranks, replicas included */
     float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
-    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
+    xd_norm_sum sum;    /* the sum over the ranks; used on devices only */
 } xd_gradient_norm;
 
-/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
- * replicas only the one that does not say `replica`.
+/* The norm of a whole model's gradient, each logical element counted once: shards add their elements; among
+ * replicas, only the one whose xd_param.replica is false.
  *
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone

@@ -34,7 +34,7 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled anew in every update */
+    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
@@ -137,7 +137,7 @@ static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
     return length;
 }
 
-/* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
+/* The slot that holds a name, or the free slot for it. FNV-1a over the stripped text. */
 static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     uint64_t hash = UINT64_C(14695981039346656037);
     for (const char *c = stripped; *c; c++)
@@ -149,7 +149,7 @@ static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     return (int64_t)slot;
 }
 
-/* The shadow behind a caller's name, -1 when there is none. `room` holds the stripped name. */
+/* The shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */
 static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
     if (!name || strlen(name) >= room_bytes) return -1;
     xdi_ema_strip(&ema->desc, name, room);
@@ -188,8 +188,8 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out behind the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
- * without memory for the sizes, once with it. */
+/* Lays everything out after the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
+ * without memory to get the sizes, once with it. */
 static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
                             int64_t count, xd_ema *ema) {
     const size_t n = (size_t)count;
@@ -264,7 +264,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
 }
 
-/* Fills the block that the object stands at the head of. */
+/* Fills the block that begins with the object. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
                                int64_t count, size_t host_bytes, size_t device_bytes) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
@@ -319,7 +319,7 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* A step of this shadow's parameter can take it along. */
+/* Whether a step of this shadow's parameter can update it in the same pass. */
 static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
     return !s->tied && xdi_train_steps(&ema->params[s->source]);
 }
@@ -368,14 +368,14 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
-    /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
+    /* With init_from_current and start 0 the iterations begin at 1, so they are never equal. */
     if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
     XD_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
 }
 
-/* Under the conditions of xd_ema_update for an average: neither before the start, nor the copy at it. */
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
     if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
@@ -441,8 +441,8 @@ static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
     return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
 }
 
-/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0:
- * the array is free between updates. */
+/* Compares a caller's list with the shadows. Matched shadows are marked by casts[shadow].count >= 0: the array is not
+ * in use between updates. */
 static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
     char room[XDI_EMA_NAME_ROOM];
     memset(match, 0, sizeof *match);
@@ -474,7 +474,7 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
     XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
     if (lenient) return XD_OK;
-    /* what the receiving side lacks is missing, what it does not know is unexpected */
+    /* missing: a name that the receiver needs and does not get; unexpected: one that it does not have */
     XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
                (long long)ema->shadow_count, m->names);
@@ -504,7 +504,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
     return XD_OK;
 }
 
-/* Everything that can be refused is refused before the first element is written. */
+/* All checks come before the first element is written. */
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
@@ -522,7 +522,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
 }
 
-/* Every parameter, that is every shadow that is no buffer, was met by the last comparison. */
+/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
 static bool xdi_ema_complete(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++)
         if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;

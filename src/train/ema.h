@@ -5,21 +5,21 @@
 #include "kernel/types.h"
 #include "train/param.h"
 
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
- * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
- * uneven and empty shards included; so nothing here communicates. */
+/* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
+ * which are copied. The average of a shard has the same bits as the shard of the average, for every placement, uneven
+ * and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
 typedef enum xd_ema_schedule {
     XD_EMA_CONSTANT = 0, /* decay */
     XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
-    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg, under the ramp at most
+    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg; with the ramp-up H is at most
                           * i * batch_size * rampup_ratio */
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Numbers are meant as they stand, 0 too: start from xd_ema_defaults. */
+/* Settings of an average. Numbers are used as given, 0 too, so start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
     double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
@@ -29,11 +29,13 @@ typedef struct xd_ema_desc {
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype; /* every shadow in its parameter's own dtype instead */
-    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    bool
+        init_from_current; /* the weights at creation count; without it the first update that counts copies */
+    xd_dtype
+        dtype; /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops changing:
+                      * bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
+    bool live_dtype;    /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -48,11 +50,11 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 typedef struct xd_ema_record {
     int format_version; /* 1 */
     int64_t iteration;  /* of the last update, effective or not */
-    bool initialized;   /* the shadow holds an average, not just the weights of creation */
+    bool initialized;   /* the shadow holds an average, not just the weights at creation */
     xd_ema_desc config;
 } xd_ema_record;
 
-/* How two lists of names met. */
+/* How two lists of names match. */
 typedef struct xd_ema_match {
     int64_t matched;
     int64_t missing_in_shadow; /* in the caller's list only */
@@ -64,15 +66,14 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure. Errors: ARGUMENT, as for xd_ema_create, or a negative
- * iteration. */
+/* The decay at an iteration. Pure. Errors: ARGUMENT as for xd_ema_create, or for a negative iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
-/* Creates shadows holding the present values.
+/* Creates shadows holding the current values.
  *
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
- *            tied: one shadow, under the first name, and both names find it
+ *            F16 or F64; buffers of any dtype are copied unchanged. Entries with the same value pointer are
+ *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
@@ -84,15 +85,15 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Once after every step of the model's optimizer:
- *   iteration < start_iteration                            nothing
+ *   iteration < start_iteration                            no change
  *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
  *   otherwise                                              parameters averaged, buffers copied
  *
- *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
- *               device the host does not see it: the values stay, the counter goes on
+ *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
+ *               the host does not read it: then the values do not change but the iteration does
  *
- * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
+ * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
@@ -113,12 +114,12 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* How to fill an average. Zero is the default of every field. */
+/* How to fill an average from saved values. Zero is the default of every field. */
 typedef struct xd_ema_load_desc {
     const xd_ema_record
-        *record;  /* what xd_ema_describe gave when the values were saved; NULL -> the iteration stays. The
-                                  * average counts as initialized when every parameter was filled or the record says
-                                  * so */
+        *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
+                                  * change. The average is initialized afterwards when every parameter was filled or
+                                  * the record is of an initialized one */
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 

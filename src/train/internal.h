@@ -7,14 +7,14 @@
 #include "train/param.h"
 
 /* param.c: true when some operation of this step found bad data, so that the step must not happen.
- * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
+ * NULL is fine. On a device the host does not read it: always false, and the kernels read the status of the
  * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* param.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+/* param.c: a launch without workspace, of a step that a finding in `status` prevents; NULL -> always step. */
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 
-/* param.c: where the tensors of a context are. */
+/* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
 /* param.c: a parameter's gradient dtype with its default filled in. */
@@ -25,15 +25,16 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
-/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
- * very list, so that a step over the list can take the average along. Fills what args say about averages. */
+/* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
+ * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
+ * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: what xd_ema_update would refuse. */
+/* ema.c: the error that xd_ema_update would return for a changed list. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow
- * follows the last of its parameters' steps. Then the update after the step must pass it over. */
+/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
+ * step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */

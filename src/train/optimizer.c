@@ -12,9 +12,9 @@ struct xd_optimizer {
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
     int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* what the states point to when that is not this block itself */
+    void *device_memory;        /* memory of the states when it is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
+    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
@@ -100,7 +100,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     return XD_OK;
 }
 
-/* Takes n floats; an array of none gets an address all the same, or NULL in the planning run. */
+/* Allocates n floats; an empty array gets an address too. NULL in the planning run. */
 static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
@@ -117,7 +117,7 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
     if (state) *state = taken;
 }
 
-/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
+/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
  * sizes, once with it. */
 static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d,
                                   xd_optimizer *o) {
@@ -154,7 +154,7 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     }
 }
 
-/* Masters take the present values. */
+/* Copies the current values to the master copies. */
 static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
     const xd_launch launch = xdi_train_launch(o->ctx, NULL);
     const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
@@ -244,7 +244,7 @@ static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
            now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
 }
 
-/* Product and difference are rounded separately, whatever the compiler would like to fuse. */
+/* Product and difference are rounded separately: the compiler must not fuse them. */
 static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     volatile double product = learning_rate * weight_decay;
     return (float)(1.0 - product);
@@ -295,7 +295,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they take along when there is an `average`. */
+/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
 static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -311,7 +311,8 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     return XD_OK;
 }
 
-/* The list of averages of a step: each there, once, over parameters that are still the ones of its creation. */
+/* Checks the list of averages of a step: none NULL, none twice, each over a list that has not changed since its
+ * creation. */
 static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_step_desc *d) {
     XD_REQUIRE(ctx, d->average_count >= 0 && (d->averages || d->average_count == 0), XD_ERROR_ARGUMENT,
                "%d averages%s", d->average_count, d->averages ? "" : " at NULL");
@@ -325,7 +326,7 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step takes along, with what args say about it; -1 when there is none. */
+/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
 static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
                                 xd_update_args *args) {
     for (int i = 0; i < d->average_count; i++)

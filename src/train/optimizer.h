@@ -5,8 +5,8 @@
 #include "kernel/types.h"
 #include "train/param.h"
 
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
- * bits however the parameters are cut. Master copies and moments are f32. */
+/* Steps the parameters of one rank. Works on shards in place, needs no communication, and gives the same
+ * bits however the parameters are split. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
 /* Which update. */
@@ -18,27 +18,27 @@ typedef enum xd_optimizer_kind {
 
 /* What differs between groups of parameters; xd_param.group is the index. */
 typedef struct xd_optimizer_group {
-    double learning_rate_scale; /* factor on the learning rate; 0: the group stands still */
+    double learning_rate_scale; /* factor on the learning rate; 0: the group is not changed */
     double weight_decay;        /* instead of the optimizer's; 0: none */
 } xd_optimizer_group;
 
-/* Settings of an optimizer. Numbers are meant as they stand, 0 too: start from xd_adamw_defaults and the like. */
+/* Settings of an optimizer. Numbers are used as given, 0 too, so start from xd_adamw_defaults or another recipe. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
     double learning_rate;
-    double beta1; /* Adam; decay of the mean of gradients, and of that of their squares */
-    double beta2;
+    double beta1;                     /* Adam; decay of the mean of gradients */
+    double beta2;                     /* Adam; decay of the mean of their squares */
     double eps;                       /* Adam; 0 -> 1e-8 */
     double momentum;                  /* SGD */
-    double weight_decay;              /* of every group, when there is no list of them */
+    double weight_decay;              /* used when groups is NULL */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+/* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
@@ -55,13 +55,13 @@ typedef struct xd_optimizer_step_desc {
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
-    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list costs
-                                     * one pass over memory instead of two, so the order among them is open: an
-                                     * average of another one's shadows has a call of its own. NULL when there are
-                                     * none */
+                                     * The first that averages and was created over the optimizer's own list is
+                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
 
@@ -72,7 +72,7 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
-/* Creates an optimizer; masters start as the present values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
  *
@@ -86,18 +86,17 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
 /* The desc in force, every default filled in. */
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
 
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
- * one. */
+/* Sets the learning rate of later steps. Errors: ARGUMENT for a negative or non-finite one. */
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
- * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; value, state and step count of
+ * the others do not change. Formulas and rounding order: kernel/optimizer_scalar.h.
  *
  *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
- *             see the status, always false. Parameters, state and step counts are right all the same
+ *   skipped   when not NULL: receives whether desc->status prevented the step; always false on a device, where only
+ *             the kernels read the status; parameters, state and step counts are right there too
  *
- * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
+ * Local, allocates nothing, the same bits on every device and for every split of the parameters.
  * Errors: ARGUMENT (an average that is NULL or listed twice), STATE when the parameter list, or that of an average,
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,

@@ -1,4 +1,4 @@
-/* What optimizers, averages and clipping ask of parameters and of a step. */
+/* Questions about parameters and steps that optimizers, averages and clipping share. */
 
 #include "kernel/optimizer_scalar.h"
 #include "train/internal.h"

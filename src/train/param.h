@@ -3,13 +3,14 @@
 
 #include "base/dtype.h"
 
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
- * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
- * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
+ * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
+ * its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
-    void *gradient;          /* [count]; NULL -> none in this step, the parameter is passed over */
+    void *gradient;          /* [count]; NULL -> no gradient in this step: the parameter is skipped */
     xd_dtype dtype;          /* of value */
     xd_dtype gradient_dtype; /* NONE -> F32 */
     int64_t count;           /* elements here */

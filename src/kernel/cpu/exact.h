@@ -5,9 +5,9 @@
 #include "kernel/internal.h"
 
 /* The terms of INVARIANT mode's sums, and the sums, on vectors of double: xdi_w1 for the plain level, xdi_w2,
- * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16 . A term has the same bits in every width and
- * with every math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
- * exact, by a power of two. */
+ * xdi_w4 and xdi_w8 with xdi_v4, xdi_v8 and xdi_v16. A term has the same bits in every width and
+ * with every math library: single operations of IEEE 754 in a fixed order. A product is fused with a sum only where
+ * the product is exact, by a power of two. */
 
 /* 1.5 2^52: a sum of it and something below 2^51 holds that, rounded to an integer, in its low bits. */
 #define XDI_EXACT_MAGIC 6755399441055744.0
@@ -37,7 +37,7 @@
         const d zero = { 0.0 };                                     \
         return zero + x;                                            \
     }                                                               \
-    /* What is to be rounded before it is added to something. */    \
+    /* A product that is rounded before it is added to anything. */ \
     INLINE d d##_mul(d a, d b) {                                    \
         return a * b;                                               \
     }                                                               \

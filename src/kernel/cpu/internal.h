@@ -12,7 +12,7 @@ typedef struct xdi_loss_sums {
     xd_fixed exact[XD_LOSS_SUMS];
 } xdi_loss_sums;
 
-/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+/* Adds all columns of row r to its sums; `state` is private to the sweep, `ref` is NULL for mixtures. */
 typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
                                xdi_loss_sums *sums);
 
@@ -48,7 +48,7 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
 /* loss.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
-/* mft.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+/* mft.c: the number of columns of a row that have a gradient; the others, and their terms, are set to zero. */
 XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
 /* mft.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
  * a row's first `columns`. */
@@ -60,35 +60,36 @@ typedef struct xdi_cosine_sums {
     double plain[XD_COSINE_SUMS];
     xd_fixed exact[XD_COSINE_SUMS];
 } xdi_cosine_sums;
-/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+/* Adds the products of all columns of row r, its logits times the scales; `state` is private to the sweep. */
 typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
                                  double y_scale, xdi_cosine_sums *sums);
 /* mft.c: the entry products with a sweep for the columns. */
 XD_PRIVATE xd_result xdi_cosine_products_rows(const xd_launch *launch, const xd_mft_args *a,
                                               xdi_cosine_sweep sweep, const void *state);
 
-/* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
- * k, the last one falls out. Returns the new length. */
+/* topk.c: inserts a value into a descending list of n entries, after equal ones; when the list has k entries
+ * already, the last one is removed. Returns the new length. */
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
-/* topk.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+/* topk.c: writes the slots whose id is in [begin, end) to order[], by ascending id; returns their number. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
 
 /* topk.c: the entry select. */
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: what `prepare` leaves of a matrix: the entries in J of this shard's rows, ascending by column, then slot. */
+/* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
+ * slot. */
 typedef struct xdi_xtoken_entries {
     int64_t *begin;          /* [columns + 1] */
-    int32_t *student, *slot; /* [begin[columns]] column of the shard, and place in J */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and index in J */
     float *weight;
-    int32_t *places; /* [teacher_size] of ids in J; -1: none */
+    int32_t *places; /* [teacher_size] index of each id in J; -1: not in J */
 } xdi_xtoken_entries;
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
 
-/* xtoken.c: which gradient it is: p (M dy - delta) / temperature with dy, or scale u - p delta with u, less
+/* xtoken.c: the form of a gradient: p (M dy - delta) / temperature with dy, or scale u - p delta with u, minus
  * slopes (softmax(z) - one at the label). */
 typedef struct xdi_xtoken_form {
     const xd_xtoken_gradient *to;
@@ -101,8 +102,8 @@ typedef struct xdi_xtoken_form {
 } xdi_xtoken_form;
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
 XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; columns [begin, end) of that row; all of it; and its padding, with
- * which it is written. */
+/* The gradient at column v of rows[i], where h = M dy; of columns [begin, end) of that row; of the whole row; and the row's
+ * padding, which also marks it as written. */
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
 XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
@@ -120,17 +121,17 @@ XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_
 XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
                                               xdi_xtoken_row_writer write);
 
-/* xtoken.c: the first of the rows at work whose place is not less. */
+/* xtoken.c: the first of the rows of the call whose chunk index is at least `place`. */
 XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
 
-/* Columns [begin, end); there are sums of other rows already. */
+/* Columns [begin, end), and whether the cells have sums of other rows already. */
 typedef struct xdi_log_probs_cut {
     int64_t begin, end;
     bool more;
 } xdi_log_probs_cut;
 
-/* xtoken.c: the entry log_probs by two steps, called on any thread: a row's log-sum-exp; and rows[i] added to the cells of
- * columns [begin, end), or written there where nothing was before. Then the plain ones. */
+/* xtoken.c: the two steps of the entry log_probs, called on any thread: a row's log-sum-exp; and rows[i] added to the cells
+ * of columns [begin, end), or written there when they are the first. Then the plain steps. */
 typedef struct xdi_log_probs_steps {
     double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
     void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
@@ -142,15 +143,15 @@ XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
 XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
                                            const xdi_log_probs_cut *cut);
 
-/* xtoken.c: the numbers of the likeliest pairs; a tail's places in its list, from `first` on, chosen by `select`, and
- * their logarithms, which become ids and probabilities. */
+/* xtoken.c: writes the indices of the most likely pairs; selects the entries of a tail by `select`: indices in the list,
+ * from `first` on, and logarithms, which become ids and probabilities. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
                                             xdi_select select, int64_t *first);
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
-/* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
- * not negative, 1 there and 0 elsewhere. */
+/* uld.c: the gradient of a row of a chunk: scale p (d - mean), where d is the slope or, when `only` is not negative,
+ * 1 at that column and 0 elsewhere. */
 typedef struct xdi_uld_scale {
     double scale, mean;
     int64_t only;

@@ -65,7 +65,7 @@ static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd
     return XD_OK;
 }
 
-/* What is summed in fixed point has the same bits with every math library. */
+/* Terms of sums in fixed point have the same bits with every math library. */
 static inline double xdi_loss_exp(bool fixed, double x) {
     return fixed ? xdi_exact_exp(x) : exp(x);
 }
@@ -81,19 +81,19 @@ static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     }
 }
 
-/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
- * forms. */
+/* The term of CROSS at one column; 0 where the probability that weights it is 0, which avoids 0 * infinity. */
 static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
                                     double at_arg) {
     switch (a->divergence) {
     case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
     case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
     case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
-    default: return 0.0; /* JSD needs the normalisers first */
+    default: return 0.0; /* JSD: needs the normalisers, see mixture */
     }
 }
 
-/* As written: the vectors of simd/exact.c leave columns to this and the next one, and their terms are its. */
+/* Without fusing: the vectors of simd/exact.c leave columns to this function and the next one, and the terms must have the
+ * same bits. */
 XDI_SIMD_AS_WRITTEN
 XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
                                        const double *ref, xdi_loss_sums *sums) {

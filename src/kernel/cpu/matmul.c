@@ -1,4 +1,4 @@
-/* The blocked matrix product in plain C: its walk over blocks and tiles, which every CPU level shares. */
+/* The blocked matrix product in plain C, with the loops over blocks and tiles that every CPU level shares. */
 
 #include "kernel/cpu/matmul.h"
 
@@ -19,8 +19,8 @@ static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void
 
 /* ---- packing ---- */
 
-/* packed[p * width + line] of one panel. Lines that lie side by side are copied eight at a time, all others
- * one after the other, so that memory is read in its own order. */
+/* packed[p * width + line] of one panel. Lines that are adjacent in memory are copied eight at a time, others one by
+ * one, so that memory is read in order. */
 static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
     const float *data = (const float *)x->data;
     int64_t line = 0;
@@ -44,7 +44,7 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
             packed[p * width + line] = xd_bits_from_bf16(data[line * x->line_stride + p * x->term_stride]);
 }
 
-/* Panel by panel: what every machine can do. */
+/* Panel by panel, for any machine. */
 XD_PRIVATE void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
     char *packed = to->data;
     for (int64_t line = 0; line < x->lines; line += to->width, packed += to->bytes) {
@@ -87,7 +87,7 @@ XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16) {
 
 /* ---- the product ---- */
 
-/* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
+/* One tile at the edge of the result: the full tile is computed in a buffer, of which the existing part is copied. */
 static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
                             float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
     float tile[XDI_MATMUL_MOST_ROWS * XDI_MATMUL_MOST_COLS];
@@ -140,7 +140,7 @@ static void xdi_matmul_clear(const xd_matmul_args *args) {
         memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
 }
 
-/* Panels of `width` lines of k terms from `data` on; each begins a line and has room for k + 1 terms. */
+/* Panels of `width` lines of k terms from `data` on; each begins at a cache line and has room for k + 1 terms. */
 static xdi_matmul_panels xdi_matmul_panels_at(const xdi_matmul_kernel *kernel, char *data, int64_t width,
                                               int64_t k) {
     const int64_t bytes = (k + 1) * width * (kernel->pairs ? 2 : 4) + XDI_MATMUL_LINE - 1;

@@ -1,4 +1,4 @@
-/* Optimizers, averages, casts and norms: the walk over arrays and spans, and the plain spans. */
+/* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
 
 #include "kernel/internal.h"
 #include "kernel/optimizer_scalar.h"
@@ -78,7 +78,7 @@ static void xdi_plain_add(float *sum, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+/* The square of an f32 is exact in double and can neither overflow nor underflow there, so the sum needs no
  * scaling, and it is finite when the elements are. */
 static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
     double sum = 0.0;
@@ -86,7 +86,7 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
         const double magnitude = fabs(xd_load_f64(data, dtype, i));
         if (type != XD_NORM_MAX)
             sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
-        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+        else if (!(magnitude <= sum)) /* NaN too: the sum then stays NaN */
             sum = isnan(sum) ? sum : magnitude;
     }
     return sum;
@@ -97,10 +97,10 @@ static const xdi_span_kernels xdi_plain_spans = {
     xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
 };
 
-/* ---- walks over arrays ---- */
+/* ---- loops over arrays ---- */
 
-/* Arrays are spread over threads in blocks, whole ones from an array's beginning on: how they are cut depends on their
- * sizes alone. */
+/* Arrays are distributed over threads in blocks, counted from the beginning of each array: the split depends on the
+ * sizes of the arrays alone. */
 enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
 
 /* What is done to arrays, one after the other: elements [begin, end) of array k. */
@@ -131,7 +131,7 @@ static void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t be
     }
 }
 
-/* Blocks a piece; *blocks receives all. Few elements are one piece. */
+/* Blocks per piece; *blocks receives the number of all blocks. Few elements are one piece. */
 static int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks) {
     int64_t elements = 0;
     *blocks = 0;
@@ -267,7 +267,7 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     return XD_OK;
 }
 
-/* The array with the scalars of its next step, t, formed in double and rounded once. */
+/* The array with the scalars of its next step, t, computed in double and rounded once. */
 static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
     xd_update_array a = *array;
     if (!a.steps) return a;
@@ -436,9 +436,9 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
- * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
- * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+/* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
+ * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
+ * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
 enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
 typedef struct xdi_norm_bins {
@@ -508,7 +508,7 @@ static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *span
     }
 }
 
-/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+/* Adds elements [begin, end), at most a block, to the limbs, through bins. */
 static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
                            int64_t begin, int64_t end, xd_norm_sum *sum) {
     const bool square = args->type == XD_NORM_L2;
@@ -532,7 +532,7 @@ static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spa
         }
 }
 
-/* What a piece of the arrays adds, and where to. */
+/* The arrays of a norm, and the sum of each piece. */
 typedef struct xdi_norm_job {
     const xd_norm_args *args;
     const xdi_span_kernels *spans;
@@ -581,8 +581,8 @@ static void xdi_norm_join(xd_norm_sum *sum, const xd_norm_sum *part) {
     xd_norm_carry(sum->limbs);
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in the order of
- * arrays, piece by piece, which depends on how arrays are cut, or an exact one, which does not. */
+/* norm: the part of these arrays in (sum |x|^p)^(1/p), p = 1 or 2, or in max |x|. Either a double sum in the order of
+ * arrays, piece by piece, which depends on how arrays are split, or an exact one, which does not. */
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans) {
     xdi_norm_pieces p = { { args, spans, sum }, 0, 0, { { 0.0, 0.0, 0, 0, { 0 } } } };

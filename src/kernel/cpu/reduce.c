@@ -1,6 +1,6 @@
-/* Sums over ranks, and the tree over leaves. Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is
- * written, so out may be one of them, and the loops over a tile are plain enough to become vector
- * instructions. */
+/* Sums over ranks, and the tree over leaves. Elements are processed in tiles that stay in the L1 cache: the tile of every
+ * array is read before the result is written, so out may be one of the arrays, and the loops over a tile are simple enough
+ * to be vectorised. */
 
 #include "base/scalar.h"
 #include "kernel/internal.h"
@@ -26,7 +26,7 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_SCALE(type, x, n) ((type)((x) * ((type)1 / (type)(n))))
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
-/* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
+/* One function per dtype. `type`: of stored elements; `sum`: of the additions. */
 #define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                      \
     static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {        \
         if (op == XD_MAX) {                                                                      \
@@ -87,7 +87,7 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
-/* The arguments of an entry. Elements are independent, so threads take pieces of them. */
+/* The arguments of an entry. Elements are independent, so threads take ranges of them. */
 typedef struct xdi_reduce_job {
     void *out;
     const void *const *pieces;
@@ -132,8 +132,8 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
     return nodes;
 }
 
-/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
- * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
+/* A binary counter: nodes arrive from the left, neighbours of equal size are merged, so sizes on the stack are strictly
+ * decreasing and 64 levels suffice. The remaining nodes are the right edge of the tree, added from the right. */
 #define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
     static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
         for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \

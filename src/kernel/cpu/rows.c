@@ -69,11 +69,11 @@ static xd_result xdi_cpu_rows_scales(const xd_launch *launch, const xd_row_args 
     return XD_OK;
 }
 
-/* What the reduction sees of a row. */
+/* The values of a row that the reduction uses. */
 typedef struct xdi_rows_value {
     double hard, soft;
     int finding;  /* xd_row_finding */
-    double value; /* what the status shows of it */
+    double value; /* for the status */
 } xdi_rows_value;
 
 static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
@@ -104,7 +104,7 @@ static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, dou
     record[which]++;
 }
 
-/* What the caller wants to see of each row. */
+/* Writes the values of a row that the caller requested. */
 static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->row_loss) {
         const xdi_rows_value v = xdi_rows_read(a, r);
@@ -114,7 +114,7 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
     if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
 }
 
-/* Weighted sums over this rank's rows, findings, how many count. */
+/* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
     xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };

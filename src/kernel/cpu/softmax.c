@@ -1,4 +1,4 @@
-/* Statistics of softmax, and what is read off with them. */
+/* Statistics of softmax, and the values computed from them. */
 
 #include "kernel/cpu/internal.h"
 
@@ -26,7 +26,7 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
                            a);
 }
 
-/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
+/* Merges a row's partials in rank order. The result's sum is relative to its max; NaN propagates. */
 static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
     whole[XD_SOFTMAX_MAX] = -INFINITY;
     whole[XD_SOFTMAX_ARG] = -1.0;

@@ -1,4 +1,4 @@
-/* Top-k losses and selection. A row is seen as k + 1 entries: its ids, and everything outside as one. */
+/* Top-k losses and selection. A row is treated as k + 1 entries: its ids, and all other columns as one. */
 
 #include "kernel/cpu/exact.h"
 #include "kernel/cpu/internal.h"
@@ -23,7 +23,7 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
                            a);
 }
 
-/* Shell sort: k is small and the ids mostly are no worse than random. */
+/* Shell sort: k is small and the ids are mostly in random order. */
 XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
@@ -38,8 +38,8 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
     return n;
 }
 
-/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
- * ones. */
+/* Adds to a double or to a fixed sum. BAD counts terms that a fixed sum cannot take: high the non-finite ones, low the
+ * large ones. */
 static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
         sums->plain[which] += term;
@@ -65,7 +65,7 @@ XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a,
     }
 }
 
-/* The columns between the row's ids go to the sweep. */
+/* Calls the sweep for the columns between the row's ids. */
 static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
                                int64_t *order, xdi_topk_sums *sums) {
     const int64_t begin = a->vocab.begin, end = a->vocab.end;
@@ -79,7 +79,7 @@ static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep 
     for (int64_t j = 0; j < inside; j++) {
         const int64_t column = ids[order[j]] - begin;
         if (next < column) sweep(state, a, r, next, column, sums);
-        next = column + 1; /* an id that is there twice is left out once */
+        next = column + 1; /* an id that occurs twice is left out once */
     }
     if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
 }
@@ -154,7 +154,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
     }
 }
 
-/* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
+/* Collects the logits at all ids, and finds ids that are out of range or twice in the row. */
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
     const int64_t valid = xdi_topk_order(ids, a->k, 0, a->vocab.size, a->order);
@@ -188,7 +188,7 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
     return XD_OK;
 }
 
-/* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
+/* One row in the form of the divergence: entries j < k are the ids, entry k is the outside. */
 typedef struct xdi_topk_entries {
     double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
     double *g;     /* [k + 1] gradient with respect to the entries' logits */
@@ -261,8 +261,8 @@ static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *ro
 }
 
 /* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
- * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
- * the entries. */
+ * mass, so that nothing cancels on nearly one-hot rows. Columns that are not an entry have A = 0: their r is 0, that of
+ * the entries r + 1. */
 static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
                               double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
@@ -418,8 +418,8 @@ XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_arg
     return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_select_rows, a);
 }
 
-/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
- * id. */
+/* The k largest of all shards' candidates. Shards are in the order of their columns, so among equals the lowest id is
+ * first. */
 static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
     const int64_t candidates = a->logits.rows * a->k;
     (void)launch;
@@ -438,7 +438,7 @@ static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_a
     return XD_OK;
 }
 
-/* The ids as the other entries want them, and the teacher's values widened. */
+/* The ids in the form that the other entries of the table read, and the teacher's values widened. */
 static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_entries_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {

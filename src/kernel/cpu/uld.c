@@ -47,7 +47,7 @@ static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a
 
 /* ---- sort ---- */
 
-/* Digits of the keys, in as many passes of a radix sort. */
+/* Digits of the keys: the passes of a radix sort. */
 enum { XDI_ULD_DIGITS = 3, XDI_ULD_WIDTH = 11, XDI_ULD_BINS = 1 << XDI_ULD_WIDTH };
 
 static uint64_t xdi_uld_digit(uint64_t record, int digit) {
@@ -74,8 +74,8 @@ static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *reco
     }
 }
 
-/* Records that have the same digit keep their order, so that equals stay ranked by id. An odd number of
- * passes: from `spare` to `sorted`. */
+/* The sort is stable, so that equal keys stay ordered by id. The number of passes is odd: from `spare` to
+ * `sorted`. */
 static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *sorted, uint64_t *spare) {
     uint32_t bins[XDI_ULD_DIGITS][XDI_ULD_BINS];
     uint64_t *from = spare, *to = sorted;
@@ -118,7 +118,7 @@ static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_ch
            part[XD_SOFTMAX_SUM];
 }
 
-/* Sums of the sorted rests; mean is that of the signs, over the student's merged values. */
+/* Sums over the sorted ids that are not matched; mean is that of the signs, weighted by the student's merged values. */
 static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope, double *mean) {
     const xd_uld_rows *student = &a->side[XD_ULD_STUDENT], *teacher = &a->side[XD_ULD_TEACHER];
     const uint64_t *x = student->sorted + i * student->count, *y = teacher->sorted + i * teacher->count;
@@ -176,8 +176,8 @@ static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args 
 
 /* ---- gradient ---- */
 
-/* What a row of a chunk is multiplied by: share p (d - mean) / temperature, where d is the slope in the base
- * row, and elsewhere 1 at the row's token and 0 at the others. */
+/* The factors of a row of a chunk: the gradient is share p (d - mean) / temperature, where d is the slope in the base
+ * row; in the other rows it is 1 at the row's token and 0 elsewhere. */
 XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row) {
     const double factor = chunk->factor[XD_ULD_STUDENT],
                  share = a->share / a->side[XD_ULD_STUDENT].temperature;

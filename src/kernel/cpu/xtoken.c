@@ -7,7 +7,7 @@
 
 /* ---- the matrix in J ---- */
 
-/* Entries that this shard's rows have at most. */
+/* Upper bound on the entries of this shard's rows. */
 static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
     const int64_t *begin = m->projection.row_begin;
     return begin[m->first + m->columns] - begin[m->first];
@@ -19,7 +19,7 @@ static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
            (size_t)m->projection.teacher_size * sizeof(int32_t);
 }
 
-/* The entries in J, and behind them the place of every teacher id, which is needed to find them. */
+/* The entries in J, followed by the index in J of every teacher id, which is needed to find them. */
 XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
     const int64_t entries = xdi_cpu_xtoken_entries(m);
     xdi_xtoken_entries e;
@@ -100,7 +100,7 @@ static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken
     return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
 }
 
-/* ln sum e^x; a NaN stays. */
+/* ln sum e^x; NaN propagates. */
 static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++)
@@ -109,7 +109,7 @@ static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
     return max + log(sum);
 }
 
-/* The same of a row at the columns `ids`, or at all when there are none. */
+/* The same of a row at the columns `ids`, or at all columns when ids is NULL. */
 static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -147,7 +147,7 @@ static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
     return best;
 }
 
-/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
  *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
  * delta is sum q dq. */
 static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
@@ -313,7 +313,7 @@ static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
     return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
 }
 
-/* Columns of a row that are a piece: rows of a chunk are few, and long. */
+/* Columns of a row in one piece: rows of a chunk are few, and long. */
 enum { XDI_CPU_COLUMNS = 16384 };
 
 static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
@@ -456,10 +456,10 @@ XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, in
                       (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
 }
 
-/* First the rows' log-sum-exps, then the columns, of as many rows as the scratch holds. */
+/* First the rows' log-sum-exps, then the columns, for as many rows at a time as fit in the scratch. */
 typedef struct xdi_log_probs {
     xd_xtoken_log_probs_args a; /* of these rows */
-    bool more;                  /* there were others before */
+    bool more;                  /* other rows came before */
     double *lse;
     const xdi_log_probs_steps *steps;
 } xdi_log_probs;
@@ -514,7 +514,7 @@ static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtok
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
-/* The likeliest pairs, by number. */
+/* The most likely pairs, by index. */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other) {
     a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
     a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
@@ -600,7 +600,7 @@ static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
     for (int64_t j = 0; j < k; j++) x[j] -= lse;
 }
 
-/* KL of log-probabilities, and in s its derivative by the logits. */
+/* KL of log-probabilities, and in s its derivative with respect to the logits. */
 static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
     double value = 0.0;
     for (int64_t j = 0; j < k; j++) {
@@ -681,15 +681,15 @@ static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_x
     return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
-/* One term of d, and its derivative by q; the logarithms have a floor. */
+/* One term of d, and its derivative with respect to q; the logarithms have a floor. */
 static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
     const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
     *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
     return reverse ? q * difference : -a * difference;
 }
 
-/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
- * there, but for sums above 1, which rows of M above 1 can make. */
+/* d(c), and in q its derivative. The mass outside the list is 1 minus the sum, so each q also has the slope of that mass
+ * with a minus sign, unless the sum is above 1, as rows of M with a sum above 1 can make it. */
 static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
     double inside = 0.0, target = 0.0, value = 0.0, slope;
     for (int64_t i = 0; i < n; i++) {
@@ -744,7 +744,7 @@ static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xto
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
-/* [columns] of a row: sums of doubles, which are zero between uses, and behind them slopes. */
+/* [columns] of a row: sums of doubles, which are zero between uses, followed by slopes. */
 static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
     (void)lists;
     return (size_t)columns * (sizeof(double) + sizeof(float));
@@ -857,7 +857,7 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     return xdi_xtoken_tail_finish(t, first);
 }
 
-/* Is the likeliest pair of all shards the teacher's? */
+/* Whether the most likely pair of all shards is the teacher's. */
 static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
     double best = -INFINITY, pair = -1.0;
     for (int r = 0; r < m->shards; r++) {
@@ -995,7 +995,7 @@ static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_c
 
 /* ---- products with a projection ---- */
 
-/* Cells are independent of each other, also those of one row. */
+/* Cells are independent of each other, even within a row. */
 static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
     const xd_xtoken_projection *m = &a->projection;
     const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
@@ -1014,7 +1014,7 @@ static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *ar
         xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
 }
 
-/* Entries that a cell or a column may have are so many arrays. */
+/* Assumed entries of a cell or a column, as a number of arrays for xdi_spread_elements. */
 enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
 
 static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
@@ -1022,7 +1022,7 @@ static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken
                                xdi_cpu_xtoken_product_cells, a);
 }
 
-/* The place of a teacher id among the columns; -1 when it is not there. */
+/* The index of a teacher id among the columns; -1 when it is not one of them. */
 static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
     int64_t low = 0, high = k;
     if (!columns) return id;

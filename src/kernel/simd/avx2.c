@@ -6,7 +6,7 @@
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -179,7 +179,7 @@ XDI_SIMD_INLINE_256 __m256i xdi_v8_key(__m256i bits) {
     return _mm256_xor_si256(bits, _mm256_andnot_si256(below, _mm256_set1_epi32(0x7fffffff)));
 }
 
-/* What counts of each half moves to its front; the halves are written one after the other. */
+/* Moves the selected lanes of each half to its front; the halves are written one after the other. */
 XDI_SIMD_INLINE_256 void xdi_v8_collect_halves(__m256i x, __m256i order, int64_t low, uint32_t *to) {
     const __m256i moved = _mm256_castps_si256(_mm256_permutevar_ps(_mm256_castsi256_ps(x), order));
     _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(moved));
@@ -307,7 +307,7 @@ XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, f
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
-/* The second operand of a maximum stays where the first is NaN. */
+/* A maximum returns the second operand where the first is NaN. */
 XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
     const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
     __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };

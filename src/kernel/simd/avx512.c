@@ -6,7 +6,7 @@
 
 #    include <immintrin.h>
 
-#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#    if !defined(__clang__) /* gcc 12 warns about the undefined operand of its own intrinsics */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
@@ -184,7 +184,7 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
     return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Rows of 16: the indices and keys that count move to the front of the vector, which is written whole. */
+/* Vectors of 16: the selected indices and keys move to the front of the vector, which is written whole. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                           uint32_t *keys, int64_t room) {
     const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);

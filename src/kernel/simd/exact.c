@@ -10,8 +10,8 @@ static bool xdi_exact_narrow(const xd_rows *x) {
     return !x->data || x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
 }
 
-/* Joins the sums of a tile. False when one of them might run over on the way, which only the plain kernels
- * notice term by term; nothing is joined then. */
+/* Adds the sums of a tile. False when one of them might overflow in between, which only the plain kernels detect,
+ * term by term; nothing is added then. */
 static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
     const int64_t room = (int64_t)1 << 54;
     for (int i = 0; i < count; i++)
@@ -25,7 +25,7 @@ static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
 
 /* ---- sums of a loss ---- */
 
-/* The sums of n columns; a hard loss of temperature 1 beside a soft one has the same terms. */
+/* The sums of n columns; a hard loss together with a soft one of temperature 1 has the same terms. */
 static bool xdi_exact_tile_stats(const xdi_exact_level *level, const xd_loss_args *a,
                                  const xdi_exact_tile *tile, int64_t n, xd_fixed *part) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);

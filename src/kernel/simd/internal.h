@@ -6,7 +6,7 @@
 #include "kernel/kernels.h"
 #include "kernel/span.h"
 
-/* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
+/* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);

@@ -1,4 +1,5 @@
-/* The CPU levels: what each brings. Another instruction set is a file like avx2.c, a line here, and one in base/cpu.c. */
+/* The CPU levels and the functions of each. Another instruction set takes a file like avx2.c, a line here, and one in
+ * base/cpu.c. */
 
 #include "kernel/simd/loops.h"
 
@@ -27,7 +28,7 @@ static const xdi_level xdi_levels[] = {
 #endif
 };
 
-/* Contexts and xd_kernels_cpu have seen to it that there is one. */
+/* Contexts and xd_kernels_cpu have checked that the level exists. */
 static const xdi_level *xdi_level_of(xd_cpu_level level) {
     const xdi_level *found = xdi_levels;
     for (size_t i = 0; i < sizeof xdi_levels / sizeof *xdi_levels; i++)

@@ -12,14 +12,14 @@
 
 /* ---- exact sums ---- */
 
-/* The logits of a tile and what their terms are relative to. */
+/* The logits of a tile and the references of their terms. */
 typedef struct xdi_exact_tile {
     xdi_simd_array x, y; /* student and teacher */
     double max, teacher_max, teacher_at_arg, scale;
 } xdi_exact_tile;
 
-/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
- * then not to be used.
+/* The functions of a level on n columns, a multiple of `lanes`. False when the plain kernels must compute the tile; the
+ * sums must not be used then.
  *   powers    sum e^((x - max) scale)
  *   moments   the same, and of those powers times their exponents
  *   linear    sum x - max
@@ -38,7 +38,7 @@ typedef struct xdi_exact_level {
 /* ---- minimal fine-tuning and the cosine ---- */
 
 /* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
- * shift), whose differences lose nothing where q is large. */
+ * shift), whose differences lose no accuracy where q is large. */
 typedef struct xdi_mft_tile {
     xdi_simd_array x, y, out;
     xdi_tile_power power;
@@ -62,8 +62,8 @@ typedef struct xdi_mft_level {
 
 /* ---- maxima of columns ---- */
 
-/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
- * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+/* Number of rows whose columns are compared together, of bf16 and of f32: memory is read in long runs, and each maximum
+ * is loaded and stored once for all of them. With three rows of f32 or more, some processors' prefetchers fail. */
 enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
@@ -107,7 +107,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
 #if defined(XDI_X86)
 XD_PRIVATE const xdi_loops *xdi_loops_avx2(void);
 XD_PRIVATE const xdi_loops *xdi_loops_avx512(void);
-/* avx2.c: entries of losses across tokenizers that AVX-512 has no better form of. */
+/* avx2.c: entries of losses across tokenizers that AVX-512 uses unchanged. */
 XD_PRIVATE void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables);
 XD_PRIVATE void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes);
 #endif

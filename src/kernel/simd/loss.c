@@ -1,14 +1,14 @@
-/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
- * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
- * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
- * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+/* Losses on vectors of f32. Powers have base 2 and are relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that exceeds the range of the current integer is repeated
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are accumulated in
+ * double. Rows that f32 cannot represent, and all rows with a finding, are left to the plain kernels. */
 
 #include "kernel/simd/tiles.h"
 
 #include <math.h>
 #include <string.h>
 
-/* How far a maximum may lie above the integer, in powers of two. */
+/* How far a maximum may be above the integer, in powers of two. */
 #define XDI_SIMD_ROOM 60.0
 
 static xd_rows xdi_simd_one_row(xd_rows x, int64_t row) {
@@ -43,16 +43,16 @@ static bool xdi_simd_dtypes(const xd_loss_args *a) {
 
 /* ---- references and sums ---- */
 
-/* One exponential's sum over a row, as far as it has come. */
+/* The running sum of one exponential over a row. */
 typedef struct xdi_simd_sum {
     double factor;
     xdi_tile_power power;
     double sum;
     float max;
-    int64_t tile; /* where max came first */
+    int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
-/* False when the row begins with what f32 does not fit. */
+/* False when the first logits of the row are outside the range of f32. */
 static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
                            xdi_simd_sum *sum) {
     float guess = tiles->max(x, columns < 256 ? columns : 256);
@@ -66,7 +66,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     return true;
 }
 
-/* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
+/* Whether a tile with this maximum must be repeated; the integer is then larger by *raise. */
 static bool xdi_simd_raise(xdi_simd_sum *sum, float max, double *raise) {
     const double exponent = (double)max * sum->factor;
     *raise = 0.0;
@@ -103,15 +103,15 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
-/* All that one row of one shard adds up to. */
+/* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
-    double cross;                        /* as xdi_tile_pair has it */
+    double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile; when an integer was too small, again. */
+/* The pair of a tile, computed again when an integer was too small. */
 static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
                               xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
     for (;;) {
@@ -136,9 +136,9 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
- * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
- * integers that held then. */
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again:
+ * as many as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers
+ * of that moment. */
 enum { XDI_SIMD_KEPT = 32 };
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
@@ -148,12 +148,12 @@ typedef struct xdi_simd_kept {
     float teacher_whole[XDI_SIMD_KEPT], student_whole[XDI_SIMD_KEPT];
 } xdi_simd_kept;
 
-/* Which of the kept tiles begins at column c. */
+/* The index of the stored tile that begins at column c. */
 static int64_t xdi_simd_kept_tile(const xdi_simd_kept *kept, int64_t c) {
     return (c - kept->begin) / XDI_TILE;
 }
 
-/* The teacher's powers of a kept tile, the student's behind them. */
+/* The teacher's powers of a stored tile, followed by the student's. */
 static float *xdi_simd_kept_powers(const xdi_simd_kept *kept, int64_t tile) {
     return kept->powers + tile * 2 * XDI_TILE;
 }
@@ -264,7 +264,7 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     return true;
 }
 
-/* Whether the powers were kept. */
+/* Returns whether the powers were stored. */
 static bool xdi_simd_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
                                        const xd_loss_kernels *plain, const xd_loss_args *one,
                                        xdi_simd_kept *kept) {
@@ -323,7 +323,7 @@ static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_references_rows, a);
 }
 
-/* The references are this shard's own: what the sweep finds by itself. */
+/* The references are those of this shard, which the sweep computes itself. */
 static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
@@ -364,11 +364,11 @@ static xdi_simd_power xdi_simd_teacher(const xd_loss_args *a, const xd_loss_row 
     return xdi_simd_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
 }
 
-/* Is the row within what the vectors take? */
+/* Whether the row is in the range of the vector kernels. */
 static bool xdi_simd_accepts(const xd_loss_args *a, const xd_loss_row *row) {
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool mixed = a->teacher.data && a->divergence == XD_JSD;
-    if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
+    if (fabs(row->mean) > 1e5) return false; /* logits of very large magnitude contribute */
     if (!xdi_simd_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
     return xdi_simd_fits(row->max, factor) && xdi_simd_fits(row->max, XDI_TILE_LOG2E) &&
            xdi_simd_fits(row->teacher_max, factor);
@@ -453,8 +453,8 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
- * reading what it overwrites. In place, that was read already. */
+/* A gradient of more bytes is no longer in the caches when it is next read: it is written past them, which also avoids
+ * reading the lines that it overwrites. In place, they have been read already. */
 #define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
@@ -466,11 +466,11 @@ XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, c
 /* How a row's gradient goes through memory. */
 typedef struct xdi_simd_path {
     bool streamed; /* past the caches */
-    bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
+    bool followed; /* by the sums of the next row: memory would be idle while powers are computed */
 } xdi_simd_path;
 
-/* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
- * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
+/* The next row's first lines, which the gradient of the tile at column c prefetches. A fourth of the row, and for f32
+ * only: more of it would evict the current row, and rows of bf16 are limited by the powers, not by memory. */
 static void xdi_simd_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
     if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
     g->ahead[0] = (const char *)xdi_simd_array_of(&a->student, 1, c / 4).data;
@@ -504,7 +504,7 @@ static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
-/* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
+/* The gradient of the stored tiles, from their powers. A hard loss uses the same ones. */
 static void xdi_simd_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
                               const xdi_simd_kept *kept, bool streamed) {
     const double hard_scale = a->labels.data ? a->row_scale[0] * a->hard_weight : 0.0;
@@ -580,8 +580,8 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
-/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
- * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+/* Whether a row's gradient can use the powers of its sums, and storing them pays. Not for f32, where the row itself
+ * fills the caches. A hard loss together with the soft one must use the same powers. */
 static bool xdi_simd_keeps(const xd_loss_args *a) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
@@ -591,7 +591,7 @@ static bool xdi_simd_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* Where to keep a row's powers; NULL when there is no memory, and then they are taken twice. */
+/* Where to store a row's powers; NULL without memory: then they are computed twice. */
 static void xdi_simd_keep(xd_ctx *ctx, const xd_loss_args *a, float **powers, int64_t *begin) {
     const int64_t tiles = (xdi_loss_columns(a) + XDI_TILE - 1) / XDI_TILE;
     const int64_t most = XDI_SIMD_KEPT, count = tiles < most ? tiles : most;
@@ -615,7 +615,7 @@ static void xdi_simd_fused_row(const xd_launch *launch, const xdi_tiles *tiles, 
     if (one->gradient.data) xdi_simd_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
 }
 
-/* The entry's arguments, and where its first thread keeps powers; NULL: nowhere. */
+/* The entry's arguments, and where its first thread stores powers; NULL: they are not stored. */
 typedef struct xdi_simd_fused {
     const xd_loss_args *a;
     float *powers;
@@ -649,7 +649,7 @@ static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args
     return result;
 }
 
-/* The loss entries that vectors do better. */
+/* The loss entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels) {
     kernels->references = xdi_simd_loss_references;
     kernels->stats = xdi_simd_loss_stats;

@@ -1,4 +1,4 @@
-/* The matrix product of a CPU level, or the one that the program brings. */
+/* The matrix product of a CPU level, or XD_SGEMM of the program. */
 
 #include "kernel/simd/internal.h"
 
@@ -42,7 +42,8 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 typedef char xdi_matmul_fits[XD_MATMUL_WORKSPACE_BYTES <= XDI_POOL_SCRATCH ? 1 : -1];
 
-/* The result cut into parts of rows and columns, each a product of its own: an element has the same bits in any. */
+/* The result split into parts of rows and columns, each a separate product: the bits of an element do not depend on the
+ * split. */
 typedef struct xdi_matmul_cut {
     xdi_matmul_kernel kernel;
     const xd_matmul_args *args;
@@ -54,14 +55,14 @@ static int64_t xdi_matmul_parts(int64_t size, int64_t part) {
     return (size + part - 1) / part;
 }
 
-/* Whether a part of the columns is still larger than what the walk packs at a time, so that another cut is free; and of
- * the rows so large that packing the columns once more does not show. */
+/* Whether another split is free: a part of the columns is still larger than what is packed at a time; or a part of the rows
+ * is so large that packing the columns once more costs little. */
 static bool xdi_matmul_is_free(const xdi_matmul_cut *cut, int64_t rows, int64_t cols) {
     return cols >= 2 * (int64_t)XDI_MATMUL_BLOCK_N * (cut->kernel.pairs ? 2 : 1) || rows >= 4096;
 }
 
-/* Parts are halved, the longer side first, because each packs its rows and columns for itself. Free cuts go on until there
- * are a few parts a thread, so that one that is slowed down takes fewer; the others until there is work for all. */
+/* Parts are halved, the longer side first, because each packs its own rows and columns. Free splits continue until there
+ * are a few parts per thread, so that a slow thread takes fewer; the others until every thread has work. */
 static void xdi_matmul_plan(int64_t threads, xdi_matmul_cut *cut) {
     const xd_matmul_args *p = cut->args;
     const bool small = p->a.rows * p->b.cols / 64 * p->a.cols <= 1 << 15;

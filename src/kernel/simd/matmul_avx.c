@@ -63,7 +63,7 @@ __attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k,
     xdi_matmul_store_avx512(sum, tile, stride, accumulate);
 }
 
-/* The same tile in pairs of bf16: twice the terms an instruction. */
+/* The same tile in pairs of bf16: twice the terms per instruction. */
 __attribute__((target("avx512f,avx512bf16"))) static void
 xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
                      bool accumulate) {
@@ -86,7 +86,7 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 
 /* ---- packing ---- */
 
-/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
+/* Lines whose terms are adjacent in memory are transposed in registers, eight lines by eight terms. */
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
 #    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 

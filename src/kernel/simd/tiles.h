@@ -28,7 +28,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
-    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -72,7 +72,7 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
-/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+/* The gradient p_scale p - q_scale q from the powers that a pair has stored, in bf16. */
 typedef struct xdi_tile_kept {
     float *p, *q;
     float p_scale, q_scale;

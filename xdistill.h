@@ -422,7 +422,7 @@ typedef struct xd_ctx_desc {
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
     /* Cores for each call on a CPU, the calling thread's core included; 0 -> 1. Results have the same bits for any number,
-     * in every mode. The context creates a pool of threads - 1 threads, each with 1 MB of private memory; they sleep when
+     * in every mode. The context creates a pool of threads - 1 threads, each with 2 MB of private memory; they sleep when
      * there is nothing to do and never spin, so an idle context takes no time from other threads of the program. Every
      * rank has a pool: ranks in one process use ranks x threads cores. */
     int threads;
@@ -8696,6 +8696,19 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
+/* The index of the first of `count` ascending numbers that is not less than `value`; count when there is none. */
+static inline int64_t xdi_lower_bound(const int64_t *ascending, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (ascending[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* The ids from index `at` on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);
@@ -10730,15 +10743,7 @@ static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t col
 }
 
 XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
-    int64_t low = 0, high = x->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (x->places[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return xdi_lower_bound(x->places, x->count, place);
 }
 
 static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
@@ -11686,16 +11691,9 @@ static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken
 
 /* The index of a teacher id among the columns; -1 when it is not one of them. */
 static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
-    int64_t low = 0, high = k;
     if (!columns) return id;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (columns[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < k && columns[low] == id ? low : -1;
+    const int64_t at = xdi_lower_bound(columns, k, id);
+    return at < k && columns[at] == id ? at : -1;
 }
 
 static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {
@@ -43572,4 +43570,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 201f08a9f9728be9dfa8d6e06d9b46b9874c6f6945a99d41c03c75444f589d62 */
+/* xdistill sha256 9a72681e52ebde109344bbe25e728291354d088c1ba36dca94f06819a90c51d3 */

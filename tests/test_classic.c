@@ -45,7 +45,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     xd_vocab *vocab = NULL;
     xd_mft_desc d;
     xd_loss_values values;
-    TRY(xd_vocab_create(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
+    XD_TRY(xd_vocab_create(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
     d = xd_mft_defaults();
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;

@@ -151,7 +151,7 @@ XD_TEST(a_late_rank_within_the_deadline_is_a_success) {
 
 static xd_result culprit_rank(xd_comm *world, void *argument) {
     xd_comm *half = NULL;
-    TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    XD_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
     xd_result result = XD_OK;
     if (xd_comm_rank(world) == ODD)
         result =
@@ -279,7 +279,7 @@ static void ration_release(void *user, void *memory) {
 static xd_result memory_rank(xd_comm *world, void *argument) {
     (void)argument;
     xd_comm *half = NULL;
-    TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    XD_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
     const xd_result result = xd_barrier(half);
     xd_comm_destroy(half);
     return result;

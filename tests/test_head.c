@@ -83,7 +83,7 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     xd_head_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);
-    TRY(xd_vocab_create(ctx, world, (xd_interval){ begin, begin + columns }, VOCAB, &vocab));
+    XD_TRY(xd_vocab_create(ctx, world, (xd_interval){ begin, begin + columns }, VOCAB, &vocab));
     loss_of(p, &d.loss);
     d.loss.vocab = vocab;
     const xd_rows hidden = { narrow ? (void *)p->hidden_bf16 : (void *)p->hidden, p->dtype, ROWS, WIDTH, 0 };
@@ -114,11 +114,11 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     if (rank == 0) p->values = values;
     if (rank > 0) {
         /* every rank of the vocabulary has the whole gradient; rank 0's is complete behind the barrier */
-        if (result == XD_OK) TRY(xd_barrier(world));
+        if (result == XD_OK) XD_TRY(xd_barrier(world));
         CHECK(memcmp(mine, p->d_hidden, sizeof p->d_hidden) == 0);
         free(mine);
     } else if (result == XD_OK) {
-        TRY(xd_barrier(world));
+        XD_TRY(xd_barrier(world));
     }
     xd_vocab_destroy(vocab);
     return result;

@@ -41,9 +41,9 @@ static xd_result make(xd_comm *world, parts *p) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_mesh_desc mesh = { .axes = { { "tp", RANKS } } };
     xd_comm *tp = NULL;
-    TRY(xd_mesh_create(world, &mesh, &p->mesh));
-    TRY(xd_mesh_group(p->mesh, "tp", &tp));
-    TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
+    XD_TRY(xd_mesh_create(world, &mesh, &p->mesh));
+    XD_TRY(xd_mesh_group(p->mesh, "tp", &tp));
+    XD_TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
     p->param.name = "logits";
     p->param.value = p->logits;
     p->param.gradient = p->gradient;
@@ -69,10 +69,10 @@ static xd_result step(xd_comm *world, parts *p) {
     const xd_gradient_norm_desc clip = { .params = &p->param, .param_count = 1, .max_norm = 1.0 };
     xd_loss_values values;
     xd_gradient_norm norm;
-    TRY(xd_loss(ctx, &loss, &values));
-    TRY(xd_gradient_norm_compute(ctx, world, &clip, &norm));
+    XD_TRY(xd_loss(ctx, &loss, &values));
+    XD_TRY(xd_gradient_norm_compute(ctx, world, &clip, &norm));
     const xd_optimizer_step_desc how = { .gradient_scale = &norm.coefficient };
-    TRY(xd_optimizer_step(p->optimizer, &how, NULL));
+    XD_TRY(xd_optimizer_step(p->optimizer, &how, NULL));
     return xd_ema_update(p->ema, XD_EMA_NEXT, NULL);
 }
 

@@ -182,7 +182,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_status status;
     memset(&d, 0, sizeof d);
     memset(&status, 0, sizeof status);
-    TRY(xd_vocab_create(ctx, w->by_rows ? NULL : world, (xd_interval){ begin, end }, p->vocab, &vocab));
+    XD_TRY(xd_vocab_create(ctx, w->by_rows ? NULL : world, (xd_interval){ begin, end }, p->vocab, &vocab));
     d.loss.student = part(w->student, p->student_dtype, p, row, rows, begin, columns);
     d.loss.teacher = part(w->teacher, p->teacher_dtype, p, row, rows, begin, columns);
     d.loss.common.gradient =

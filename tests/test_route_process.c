@@ -51,33 +51,33 @@ static xd_result ahead_body(xd_comm *world, void *argument) {
     xd_route *route = NULL;
     (void)argument;
     d.slots = 3;
-    TRY(xd_route_create(world, &d, &route));
+    XD_TRY(xd_route_create(world, &d, &route));
     CHECK(xd_route_describe(route).shared);
     if (xd_comm_rank(world) == 0) {
         xd_rows slot;
         for (int i = 0; i < 3; i++) {
-            TRY(xd_route_slot(route, &slot, NULL));
+            XD_TRY(xd_route_slot(route, &slot, NULL));
             fill_slot(slot, (float)i);
-            TRY(xd_route_post(route));
+            XD_TRY(xd_route_post(route));
         }
-        TRY(xd_barrier(world));
-        TRY(xd_route_slot(route, &slot, NULL)); /* waits for the student's release */
+        XD_TRY(xd_barrier(world));
+        XD_TRY(xd_route_slot(route, &slot, NULL)); /* waits for the student's release */
         fill_slot(slot, 3.0f);
-        TRY(xd_route_post(route));
+        XD_TRY(xd_route_post(route));
     } else {
         xd_route_window w;
-        TRY(xd_route_take(route, &w));
+        XD_TRY(xd_route_take(route, &w));
         CHECK(w.is_view);
         const float *first = (const float *)w.rows.data;
-        TRY(xd_barrier(world)); /* three are posted */
+        XD_TRY(xd_barrier(world)); /* three are posted */
         CHECK(first[0] == 0.0f && first[5] == 0.0f);
         for (int i = 1; i < 4; i++) {
-            TRY(xd_route_release(route));
-            TRY(xd_route_take(route, &w));
+            XD_TRY(xd_route_release(route));
+            XD_TRY(xd_route_take(route, &w));
             CHECK(((const float *)w.rows.data)[0] == (float)i);
             CHECK((w.rows.data == first) == (i == 3)); /* the first slot again */
         }
-        TRY(xd_route_release(route));
+        XD_TRY(xd_route_release(route));
     }
     xd_route_destroy(route); /* nobody waits for the other */
     return XD_OK;
@@ -145,7 +145,7 @@ static xd_result ending_body(xd_comm *world, void *argument) {
     xd_route_window w;
     float data[6] = { 0 };
     xd_result result = XD_OK;
-    TRY(xd_route_create(world, &d, &route));
+    XD_TRY(xd_route_create(world, &d, &route));
     CHECK(xd_route_describe(route).shared);
     for (int i = 0; i < 8 && result == XD_OK; i++) {
         if (i == 2 && rank == goes && e->how == DIES) _exit(3);

@@ -281,7 +281,7 @@ XD_TEST(tokenizer_json_may_be_cut_anywhere) {
 static xd_result encode_on_a_rank(xd_comm *world, void *argument) {
     xd_encoder *encoder = NULL;
     xd_encoding e;
-    TRY(xd_encoder_create(xd_comm_ctx(world), (const xd_tokenizer *)argument, &encoder));
+    XD_TRY(xd_encoder_create(xd_comm_ctx(world), (const xd_tokenizer *)argument, &encoder));
     for (int i = 0; i < 200; i++) {
         const xd_result result = xd_encode(encoder, "aabab abab", 10, NULL, &e);
         CHECK(result == XD_OK && e.count == 6 && e.ids[1] == 257 && e.ids[5] == 257);

@@ -73,37 +73,37 @@ static xd_result overlap_body(xd_comm *world, void *argument) {
     const xd_route_desc d = pair_desc(xd_comm_rank(world));
     xd_route *route = NULL;
     (void)argument;
-    TRY(xd_route_create(world, &d, &route));
+    XD_TRY(xd_route_create(world, &d, &route));
     CHECK_EQ_INT(xd_route_describe(route).slots, 2);
     CHECK(xd_route_describe(route).shared);
     if (xd_comm_rank(world) == 0) {
         xd_rows slot;
         for (int i = 0; i < 2; i++) {
-            TRY(xd_route_slot(route, &slot, NULL));
+            XD_TRY(xd_route_slot(route, &slot, NULL));
             fill_slot(slot, (float)i);
-            TRY(xd_route_post(route));
-            TRY(xd_barrier(world));
+            XD_TRY(xd_route_post(route));
+            XD_TRY(xd_barrier(world));
         }
-        TRY(xd_route_slot(route, &slot, NULL)); /* waits for the student's release */
+        XD_TRY(xd_route_slot(route, &slot, NULL)); /* waits for the student's release */
         fill_slot(slot, 2.0f);
-        TRY(xd_route_post(route));
+        XD_TRY(xd_route_post(route));
     } else {
         xd_route_window w;
-        TRY(xd_barrier(world));
-        TRY(xd_route_take(route, &w));
+        XD_TRY(xd_barrier(world));
+        XD_TRY(xd_route_take(route, &w));
         CHECK(w.is_view);
         const float *first = (const float *)w.rows.data;
-        TRY(xd_barrier(world)); /* the second one is posted */
+        XD_TRY(xd_barrier(world)); /* the second one is posted */
         CHECK(first[0] == 0.0f && first[5] == 0.0f);
         for (int i = 1; i < 3; i++) {
-            TRY(xd_route_release(route));
-            TRY(xd_route_take(route, &w));
+            XD_TRY(xd_route_release(route));
+            XD_TRY(xd_route_take(route, &w));
             CHECK(((const float *)w.rows.data)[0] == (float)i);
             CHECK(w.rows.data == (i == 2 ? (const void *)first : w.rows.data)); /* the first slot again */
         }
-        TRY(xd_route_release(route));
+        XD_TRY(xd_route_release(route));
     }
-    TRY(xd_barrier(world));
+    XD_TRY(xd_barrier(world));
     xd_route_destroy(route);
     return XD_OK;
 }
@@ -180,7 +180,7 @@ static xd_result late_body(xd_comm *world, void *argument) {
     const xd_route_desc d = pair_desc(xd_comm_rank(world));
     xd_route *route = NULL;
     xd_route_window w;
-    TRY(xd_route_create(world, &d, &route));
+    XD_TRY(xd_route_create(world, &d, &route));
     __atomic_add_fetch(&l->joined, 1, __ATOMIC_ACQ_REL);
     while (__atomic_load_n(&l->joined, __ATOMIC_ACQUIRE) < 2) sched_yield();
     if (xd_comm_rank(world) == 1) {

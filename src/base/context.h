@@ -60,7 +60,7 @@ typedef struct xd_ctx_desc {
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
     /* Cores for each call on a CPU, the calling thread's core included; 0 -> 1. Results have the same bits for any number,
-     * in every mode. The context creates a pool of threads - 1 threads, each with 1 MB of private memory; they sleep when
+     * in every mode. The context creates a pool of threads - 1 threads, each with 2 MB of private memory; they sleep when
      * there is nothing to do and never spin, so an idle context takes no time from other threads of the program. Every
      * rank has a pool: ranks in one process use ranks x threads cores. */
     int threads;

@@ -39,6 +39,19 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
         xd_store_f64(x->data, x->dtype, i, value);
 }
 
+/* The index of the first of `count` ascending numbers that is not less than `value`; count when there is none. */
+static inline int64_t xdi_lower_bound(const int64_t *ascending, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (ascending[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* The ids from index `at` on. */
 static inline xd_ids xdi_ids_from(xd_ids ids, int64_t at) {
     ids.data = (const char *)ids.data + (size_t)at * (ids.dtype == XD_DTYPE_I32 ? 4 : 8);

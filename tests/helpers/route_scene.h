@@ -206,13 +206,13 @@ static inline xd_result play_step(scene *s, xd_route *route, const xd_route_side
     CHECK(info.shared == !(s->messages || s->refused) || info.slots == 0);
     for (int64_t i = 0; i < info.takes; i++) {
         xd_route_window w;
-        while (xd_route_describe(route).due > 0) TRY(send_batch(s, route, teacher, step, posted++));
-        TRY(xd_route_take(route, &w));
+        while (xd_route_describe(route).due > 0) XD_TRY(send_batch(s, route, teacher, step, posted++));
+        XD_TRY(xd_route_take(route, &w));
         check_window(s, &w, student, step, i);
         if (w.is_view) __atomic_fetch_add(&s->views, 1, __ATOMIC_RELAXED);
-        TRY(xd_route_release(route));
+        XD_TRY(xd_route_release(route));
     }
-    while (posted < info.posts) TRY(send_batch(s, route, teacher, step, posted++));
+    while (posted < info.posts) XD_TRY(send_batch(s, route, teacher, step, posted++));
     return XD_OK;
 }
 

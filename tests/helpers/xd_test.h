@@ -77,13 +77,6 @@ static inline void xd_test_near(double a, double b, double tolerance, const char
 #define CHECK_NEAR(a, b, tolerance) \
     xd_test_near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
 
-/* Returns what is no success: for what ranks run. */
-#define TRY(call)                                   \
-    do {                                            \
-        const xd_result try_result = (call);        \
-        if (try_result != XD_OK) return try_result; \
-    } while (0)
-
 /* Leave the test and count it as skipped. Only in the body of XD_TEST itself, where no rank is waiting. */
 #define SKIP(reason)            \
     do {                        \

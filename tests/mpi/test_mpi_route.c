@@ -77,7 +77,7 @@ static xd_result abort_body(xd_comm *world, void *argument) {
     char word = 0;
     int done = 0;
     (void)argument;
-    TRY(xd_route_create(world, &d, &route));
+    XD_TRY(xd_route_create(world, &d, &route));
     if (rank == 0) {
         CHECK_EQ_INT(xd_route_take(route, &w), XD_ERROR_PEER);
         CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 1"));

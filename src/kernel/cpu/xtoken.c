@@ -68,15 +68,7 @@ static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t col
 }
 
 XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
-    int64_t low = 0, high = x->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (x->places[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return xdi_lower_bound(x->places, x->count, place);
 }
 
 static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
@@ -1024,16 +1016,9 @@ static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken
 
 /* The index of a teacher id among the columns; -1 when it is not one of them. */
 static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
-    int64_t low = 0, high = k;
     if (!columns) return id;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (columns[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < k && columns[low] == id ? low : -1;
+    const int64_t at = xdi_lower_bound(columns, k, id);
+    return at < k && columns[at] == id ? at : -1;
 }
 
 static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {

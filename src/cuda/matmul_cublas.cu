@@ -347,7 +347,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
         XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
         for (int64_t column = 0; column < b.all.rows; column += b.piece) {
             const int64_t columns = b.all.rows - column < b.piece ? b.all.rows - column : b.piece;
-            /* One block of b is reused while the blocks of a change. */
+            /* A b that is one block is rounded once, for all blocks of a. */
             if (row == 0 || columns < b.all.rows) XD_TRY(xdi_cuda_side_round(launch, b, column, columns));
             XD_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
         }

@@ -248,7 +248,7 @@ static cudaError_t enter_waiting(const char *function) {
     return cudaSuccess;
 }
 
-/* The error that a device keeps, after work on it was waited for. */
+/* The sticky error of a device, after waiting for its work. */
 static cudaError_t after_waiting(cudaError_t waited) {
     return waited ? remember(waited) : remember(sticky_error(current_device));
 }

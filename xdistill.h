@@ -14545,8 +14545,7 @@ XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
 XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
                                       int64_t *ids) {
     const __m512i low = _mm512_set1_epi64(0xffffffff), begin = _mm512_set1_epi64(first);
-    const int64_t head =
-        (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* up to a cache line */
+    const int64_t head = (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* to a line */
     __mmask8 zeros = 0;
     int64_t j = head < n ? head : n;
     const bool begin_zero = xdi_tile_unpack_rest(records, j, first, values, ids);
@@ -43565,4 +43564,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8c46870ad322b97b539e721f56e6cba0686b130f81f8f16145cae5a17448022e */
+/* xdistill sha256 c067c6d5ba995195aa09eabf575c9711eb92381349a0aa32464cbfdf5aef202a */

@@ -1923,7 +1923,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* and so is every partial sum */
+            const bool begins = first; /* then every block runs and sets its partial sum */
             const xdi_cuda_grid walk =
                 xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
             first = false;
@@ -7766,4 +7766,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 054378ad8783f4359f5a04954b0102f4b82cd0f2ea383defa2112256dd1331f7 */
+/* xdistill sha256 d67cd189aec6796477fe2eb3d801f7e0c5fab2e317681f6615320f1985d35fa0 */

@@ -200,7 +200,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* and so is every partial sum */
+            const bool begins = first; /* then every block runs and sets its partial sum */
             const xdi_cuda_grid walk =
                 xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
             first = false;

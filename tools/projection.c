@@ -1,13 +1,13 @@
-/* projection.c - builds the projection from a student's vocabulary to a teacher's, and says what it covers.
+/* projection.c - builds the projection from a student's vocabulary to a teacher's, and prints its coverage.
  *
  *   cc -std=c99 -O2 tools/projection.c -o projection -lm -lpthread
  *   ./projection STUDENT/tokenizer.json TEACHER/tokenizer.json -o FILE
  *
  *   -o FILE                  where to write; without it, the cache name in the current directory
- *   --pieces N --keep N      first pieces of a token that get votes (4); teacher ids a student id keeps (4)
+ *   --pieces N --keep N      first pieces of a token that get votes (4); teacher ids retained per student id (4)
  *   --reverse                the teacher's tokens vote too
  *   --special                special tokens that look alike vote
- *   --no-exact               tokens that both have go through their pieces like any other
+ *   --no-exact               tokens that both have are split into pieces like any other
  *   --student-preset NAME    rules of a rank file: gpt2, cl100k, o200k, llama3, llama4, qwen
  *   --teacher-preset NAME
  *
@@ -52,7 +52,7 @@ static bool read_number(const char *text, int64_t *number) {
     return (value > 0 && *end == '\0') || usage();
 }
 
-/* Reads one argument and what belongs to it; false when it cannot be understood. */
+/* Reads one argument and its value; false when it is not valid. */
 static bool read_argument(char **argv, int *at, arguments *a) {
     const char *name = argv[*at], *value = argv[*at + 1]; /* argv ends with NULL */
     if (name[0] != '-') {

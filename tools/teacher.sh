@@ -2,8 +2,8 @@
 # Makes data/ again: the texts, the vocabularies and the teacher. Run from the root of the repository, `make teacher`.
 #
 # Needs a C compiler and the Debian packages bible-kjv and bible-kjv-text, and takes about 20 minutes on two cores. The
-# text files and the vocabularies come out the same to the byte; what to expect of the teacher, data/README.md says. Its
-# curve goes to build/teacher. When it was stopped, the last line with --resume goes on.
+# text files and the vocabularies come out the same to the byte; data/README.md says what to expect of the teacher. Its
+# curve goes to build/teacher. After an interruption, the last line with --resume continues.
 set -eu
 cc=${CC:-cc}
 mkdir -p build

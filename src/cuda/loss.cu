@@ -18,7 +18,7 @@ template <int TEAM>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
     xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
     if (counts) student = xdi_cuda_row_largest<TEAM>(a.student, r, columns);
@@ -52,7 +52,7 @@ static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int6
         xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
 
-/* One thread a row. */
+/* One thread per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
@@ -73,7 +73,7 @@ static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const x
 
 enum { XDI_CUDA_LOSS_TERMS = XD_LOSS_LINEAR + 1 }; /* HARD .. LINEAR come from every column */
 
-/* What the terms of a row are formed with. */
+/* What the terms of a row are computed with. */
 struct xdi_cuda_loss_row {
     float max, teacher_max, at_arg;
     float per_tau, hard_factor, soft_factor; /* 1 / tau, and log2(e) without and with it */
@@ -98,8 +98,8 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     return w;
 }
 
-/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighing probability is 0, so that
- * 0 * infinity never forms. */
+/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighting probability is 0, so that 0 * infinity
+ * never occurs. */
 static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, float e_s, float e_t, float dx,
                                                    float dy, float y) {
     switch (w.divergence) {
@@ -112,8 +112,8 @@ static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, f
     }
 }
 
-/* Adds a power whose exponent is `difference`. The largest element's 1 is kept out of the f32 part of the sum, so that
- * the digits of what is left beside it survive: on nearly one-hot rows the gradient is made of them. */
+/* Adds a power whose exponent is `difference`. The largest element's 1 is not added to the f32 part of the sum, so that the
+ * other terms keep their digits: on nearly one-hot rows the gradient consists of them. */
 template <typename Sums>
 static __device__ inline void xdi_cuda_loss_add_power(Sums *sums, int which, float power, float difference) {
     if (difference == 0.0f)
@@ -223,7 +223,7 @@ static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args
     })
 }
 
-/* ---- combine: one thread a row, in double ---- */
+/* ---- combine: one thread per row, in double ---- */
 
 static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t r, double *total,
                                                  xd_loss_row *row) {
@@ -319,7 +319,7 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xd_log_ratios in f32, every step rounded by itself. */
+/* xd_log_ratios in f32, every step rounded separately. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
     const float rest = __fsub_rn(1.0f, beta);
@@ -411,7 +411,7 @@ static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int6
     return a.fixed ? xd_fixed_read(exact) : total;
 }
 
-/* One thread a row. */
+/* One thread per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
@@ -429,10 +429,10 @@ static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd
 
 /* ---- grad: grid (rows / teams), block 256 ---- */
 
-/* Weights of the losses in a row's gradient, its scale among them. */
+/* Weights of the losses in a row's gradient, including its scale. */
 struct xdi_cuda_loss_weights {
     float hard, soft; /* of p, and of the divergence's gradient */
-    float uniform;    /* what hard takes off everywhere; at the label see xdi_cuda_loss_column */
+    float uniform;    /* what hard subtracts everywhere; at the label see xdi_cuda_loss_column */
 };
 
 /* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
@@ -543,7 +543,7 @@ template <typename X, typename Y, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* with its whole team */
+    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* the whole team returns */
 }
 
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {

@@ -1,10 +1,10 @@
-/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in
- * shared memory, so that a row is read once and its gradient written once. One row a cluster, grid (rows * cluster),
- * block 256; a block has `slice` columns, copied in bulk.
+/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in shared
+ * memory, so that a row is read once and its gradient written once. One row per cluster, grid (rows * cluster), block 256; a
+ * block has `slice` columns, copied in bulk.
  *
- * The blocks are to a row what vocabulary shards are to it: each has its own references and sums, they are exchanged
- * through each other's shared memory, and every block forms the row's scalars from all of them, in the order of the
- * columns. JSD has a second exchange. Needs compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
+ * The blocks share a row as vocabulary shards do: each has its own references and sums, reads those of the others from their
+ * shared memory, and computes the row's scalars from all of them, in the order of the columns. JSD has a second exchange. Needs
+ * compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
 
 /* ---- what a cluster adds to blocks; elsewhere nothing launches these kernels ---- */
 
@@ -34,7 +34,7 @@ template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared
     return reinterpret_cast<T *>(address);
 }
 
-/* A barrier in shared memory that one thread arrives at, with the bytes that bulk copies then bring. */
+/* A barrier in shared memory with one arriving thread, which also announces the bytes of the bulk copies. */
 static __device__ inline void xdi_cuda_bulk_init(uint64_t *barrier) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(at)
@@ -156,7 +156,7 @@ template <typename T> static __device__ inline unsigned xdi_cuda_cluster_bulk_by
     return (unsigned)(count * (int64_t)sizeof(T) / 16 * 16);
 }
 
-/* Copies elements that begin on 16 bytes, in bulk; the last ones, which fill no 16 bytes, by themselves. */
+/* Copies elements that begin on 16 bytes, in bulk; the last few, fewer than 16 bytes, one by one. */
 template <typename T>
 static __device__ inline void xdi_cuda_cluster_copy(T *to, const T *from, int64_t count, uint64_t *barrier) {
     const unsigned bytes = xdi_cuda_cluster_bulk_bytes<T>(count);
@@ -178,7 +178,7 @@ static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64
     xdi_cuda_cluster_copy(s.x, xdi_cuda_row<X>(a.student, r) + s.begin, s.count, barrier);
     if (s.y) xdi_cuda_cluster_copy(s.y, xdi_cuda_row<Y>(a.teacher, r) + s.begin, s.count, barrier);
     xdi_cuda_bulk_wait(barrier);
-    __syncthreads(); /* the rests too */
+    __syncthreads(); /* the remainders too */
 }
 
 /* Largest elements of the slice, on every thread. */
@@ -229,7 +229,7 @@ static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int6
     xdi_cuda_loss_put(mine + XDI_CUDA_CLUSTER_SUMS, totals, target, broken);
 }
 
-/* The row's scalars, zero before, from what all its blocks have found: xdi_cuda_loss_combine_kernel over slices. */
+/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. */
 static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice,
                                                        int blocks,
                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS],
@@ -294,7 +294,7 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_cluster_column(const xdi_
     return column;
 }
 
-/* The gradient of columns [begin, stop); past the slice's, and in a row that does not count, it is zero. */
+/* The gradient of columns [begin, stop); past the slice's columns, and in a row that does not count, it is zero. */
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
                                                     const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
@@ -327,7 +327,7 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
     }
 }
 
-/* As many registers as two blocks on a processor leave: a few more than three would, and none is spilled. */
+/* The registers that two blocks per multiprocessor leave: slightly more than three would leave, and none is spilled. */
 #define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
 
 template <typename X, typename Y>
@@ -372,12 +372,12 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
 
 /* ---- which rows ---- */
 
-/* Room for the memory of the row and of the reductions; the system takes 1 KB a block besides. */
+/* Room for the memory of the row and of the reductions; the system takes another 1 KB per block. */
 enum { XDI_CUDA_CLUSTER_STATIC = 6144 };
 static_assert(sizeof(xdi_cuda_cluster_memory) <= XDI_CUDA_CLUSTER_STATIC - 3 * 1024, "static shared memory");
 
-/* Blocks that hold such a row with `columns` columns of so many bytes: as few as leave room for three blocks on a
- * processor, else for two, and more than 8 only to have two; 0 when it does not fit. */
+/* Number of blocks that hold such a row with `columns` columns of so many bytes: the smallest that leaves room for three blocks
+ * per multiprocessor, else for two, and more than 8 only to reach two; 0 when the row does not fit. */
 static int xdi_cuda_cluster_of(const xd_cuda *cuda, int64_t columns, size_t column_bytes, int64_t *slice) {
     static const struct { int residents, most; } choices[] = { { 3, 8 }, { 2, 8 }, { 2, 16 }, { 1, 16 } };
     for (size_t k = 0; k < sizeof choices / sizeof *choices; k++) {
@@ -403,7 +403,7 @@ static xd_result xdi_cuda_loss_cluster_launch(const xd_launch *launch, const xd_
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_cluster_kernel<X, Y>), *a, slice);
 }
 
-/* The fused entry where clusters are on: rows that they cannot take go the other way. */
+/* The fused entry where clusters are on: rows that clusters cannot hold take the other path. */
 static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_args *a) {
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const size_t column_bytes =
@@ -437,7 +437,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
     xdi_cuda_cluster_sync();
 }
 
-/* Whether clusters of so many blocks run. */
+/* Whether clusters of so many blocks can run. */
 static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bool *works) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int sum = -1;
@@ -451,8 +451,8 @@ static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bo
     return XD_OK;
 }
 
-/* Lets a kernel have as much shared memory as the device gives a block; lowers *most to the largest cluster of such blocks
- * that it has room for. */
+/* Lets a kernel use as much shared memory as the device gives a block; lowers *most to the size of the largest cluster of such
+ * blocks that fits. */
 template <typename X, typename Y>
 static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
     void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;

@@ -5,14 +5,14 @@
  * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
  * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
-/* What a thread has seen. The sums are relative to the references in `row`. */
+/* A thread's running values. The sums are relative to the references in `row`. */
 struct xdi_cuda_loss_sweep {
     xdi_cuda_loss_row row;
     xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums; /* LINEAR is the plain sum of x here */
     xdi_cuda_largest student, teacher;
 };
 
-/* Brings the sums to new references: xd_loss_rescale for one thread. Sums of nothing stay 0. */
+/* Brings the sums to new references: xd_loss_rescale for one thread. Empty sums stay 0. */
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
                                                  float teacher_max, float at_arg) {
     double *sum = t->sums.whole.sum;
@@ -121,7 +121,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
     const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
-    xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
+    xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
         xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
@@ -132,7 +132,7 @@ template <typename X, typename Y, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
@@ -154,7 +154,7 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
     })
 }
 
-/* ---- loading, of loss.cu too ---- */
+/* ---- loading, also for loss.cu ---- */
 
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));

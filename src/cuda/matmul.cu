@@ -7,8 +7,8 @@
 
 enum { XDI_CUDA_TILE = 64, XDI_CUDA_DEPTH = 16, XDI_CUDA_TERMS = 256, XDI_CUDA_TILE_ROW = XDI_CUDA_TILE + 4 };
 
-/* Copies rows [row, row + 64) x terms [k, k + 16) of a matrix [rows, terms] into shared memory, term by term;
- * zeros where the matrix ends. Neighbouring threads take what lies side by side in memory. */
+/* Copies rows [row, row + 64) x terms [k, k + 16) of a matrix [rows, terms] into shared memory, term by term; zeros where the
+ * matrix ends. Neighbouring threads read adjacent memory. */
 static __device__ inline void xdi_cuda_tile_load(const xd_matrix &x, int64_t row_stride, int64_t term_stride,
                                                  int64_t rows, int64_t terms, int64_t row, int64_t k,
                                                  float (*tile)[XDI_CUDA_TILE_ROW]) {

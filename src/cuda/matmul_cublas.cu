@@ -6,9 +6,9 @@
  * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
  * and the latter the matrix.
  *
- * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a
- * time as fit: these are rows or columns of the result, so no sum is split. Products that do not fit this form, and
- * those for which cuBLASLt has no algorithm, are computed by the plain kernel. */
+ * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a time as
+ * fit; these are rows or columns of the result, so no sum is split. Products that do not fit this form, and those for which
+ * cuBLASLt has no algorithm, are computed by the plain kernel. */
 
 #if defined(__has_include)
 #    if __has_include(<cublasLt.h>)
@@ -22,7 +22,7 @@
 
 /* ---- the library ---- */
 
-/* X(function of cublasLt.h): all that are used. */
+/* X(function of cublasLt.h): all functions that are used. */
 #    define XDI_CUDA_CUBLAS_FUNCTIONS(X)        \
         X(cublasLtCreate)                       \
         X(cublasLtDestroy)                      \
@@ -42,7 +42,7 @@
 
 #    define XDI_CUDA_CUBLAS_MEMBER(function) decltype(&::function) function;
 struct xdi_cuda_cublas {
-    void *library; /* of dlopen */
+    void *library; /* from dlopen */
     cublasLtHandle_t handle;
     char *memory; /* of the device: cuBLASLt's workspace, then the room for rounded elements */
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_MEMBER)
@@ -53,7 +53,7 @@ struct xdi_cuda_cublas {
 static const size_t xdi_cuda_cublas_workspace_bytes = (size_t)32 << 20;
 static const size_t xdi_cuda_cublas_room_bytes = (size_t)96 << 20;
 
-/* A status of cuBLASLt as an xd_result: the call as it was written, the library's text for the status. */
+/* A status of cuBLASLt as an xd_result: the failed call as written in the source, and the library's text for the status. */
 static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cublas, cublasStatus_t status,
                                         const char *call, const char *file, int line, const char *function) {
     if (status == CUBLAS_STATUS_SUCCESS) return XD_OK;
@@ -77,7 +77,7 @@ static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, cons
     return XD_OK;
 }
 
-/* What the header says about functions and their arguments holds within a major version. */
+/* What the header declares about functions and their arguments holds within a major version. */
 static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
     int major = 0;
     XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
@@ -87,7 +87,7 @@ static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cubla
     return XD_OK;
 }
 
-/* Leaves what was made before a failure to xdi_cuda_cublas_close. */
+/* What was created before a failure is destroyed by xdi_cuda_cublas_close. */
 static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
     xdi_cuda_cublas *cublas = cuda->cublas;
     const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
@@ -119,8 +119,8 @@ struct xdi_cuda_lines {
     int64_t count, length, stride;
 };
 
-/* A stride counts for nothing where there is one element or one line. False where neighbours in the matrix
- * are none in memory, and where lines overlap. */
+/* The stride does not matter where there is one element or one line. False where neighbours in the matrix are not adjacent in
+ * memory, and where lines overlap. */
 static bool xdi_cuda_lines_are(int64_t count, int64_t stride, int64_t length, int64_t step) {
     return (step == 1 || length == 1) && (count == 1 || stride >= length);
 }
@@ -145,10 +145,9 @@ static xd_matrix xdi_cuda_matrix_rows(const xd_matrix &x, int64_t row, int64_t r
 
 /* ---- rounding to bf16 ----
  *
- * A thread rounds 8 elements that follow each other in a line: it reads 32 bytes, in two loads where all
- * lines begin on 16 bytes, and writes 16. Lines go to memory of ours at a distance of whole 16 bytes, zeros
- * behind their end.
- *   grid lines * pitch / 2048, block 256; the index is taken apart by a division, which memory hides. */
+ * A thread rounds 8 consecutive elements of a line: it reads 32 bytes, in two loads where all lines begin on 16 bytes, and
+ * writes 16. Lines are written to the unit's memory at multiples of 16 bytes, padded with zeros.
+ *   grid lines * pitch / 2048, block 256; the index needs a division, whose latency the memory accesses hide. */
 
 enum { XDI_CUDA_ROUNDED = 8 };
 
@@ -179,15 +178,15 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_store16(to + i * XDI_CUDA_ROUNDED, rounded);
 }
 
-/* One side: the whole matrix, and how much of it is multiplied at a time. */
+/* One operand: the whole matrix, and how many of its rows are multiplied at a time. */
 struct xdi_cuda_side {
     xd_matrix all;       /* [rows, terms] */
-    xdi_cuda_bf16 *room; /* for `piece` rows in bf16; NULL: they are read where they are */
+    xdi_cuda_bf16 *room; /* for `piece` rows in bf16; NULL: they are read in place */
     int64_t piece;
 };
 
-/* The side with `bytes` at `room` to be rounded into; false where not one row fits. Pieces are multiples of 8
- * rows where they can be, so that those of the result begin on 16 bytes where it does. */
+/* The operand with `bytes` at `room` for its rounded rows; false where not even one row fits. Blocks are multiples of 8 rows
+ * where possible, so that those of the result begin on 16 bytes where the result does. */
 static bool xdi_cuda_side_of(const xd_matrix &all, char *room, size_t bytes, xdi_cuda_side *side) {
     xdi_cuda_lines lines;
     if (!xdi_cuda_lines_of(all, &lines)) return false;
@@ -203,7 +202,7 @@ static bool xdi_cuda_side_of(const xd_matrix &all, char *room, size_t bytes, xdi
     return side->piece > 0;
 }
 
-/* The rows of a piece as they are multiplied: where they are, or in bf16 where they will be. */
+/* The rows of a block as they are multiplied: in place, or where their bf16 form is written. */
 static xd_matrix xdi_cuda_side_rows(const xdi_cuda_side &side, int64_t row, int64_t rows) {
     xd_matrix part = xdi_cuda_matrix_rows(side.all, row, rows);
     xdi_cuda_lines lines;
@@ -230,11 +229,11 @@ static xd_result xdi_cuda_side_round(const xd_launch *launch, const xdi_cuda_sid
 
 /* ---- one product ---- */
 
-/* A product of two sides of one dtype in cuBLASLt's words; all of it is host memory. */
+/* A product of two operands of one dtype in cuBLASLt's types; all of it is host memory. */
 struct xdi_cuda_cublas_product {
     const xdi_cuda_cublas *cublas;
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t first, second, out; /* b, a and out, transposed each */
+    cublasLtMatrixLayout_t first, second, out; /* b, a and out, each transposed */
     cublasLtMatmulPreference_t preference;
 
     explicit xdi_cuda_cublas_product(const xdi_cuda_cublas *library)
@@ -266,7 +265,7 @@ struct xdi_cuda_cublas_product {
         return XD_OK;
     }
 
-    /* Alignment beyond 16 bytes is not described: the bits would depend on it. */
+    /* Alignment beyond 16 bytes is not passed on: the bits would depend on it. */
     xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
         const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
@@ -323,7 +322,7 @@ static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cud
     return XD_OK;
 }
 
-/* Rows of a times columns of b; their rounded forms are made already. */
+/* Rows of a times columns of b; both are rounded already. */
 static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_args &args,
                                        const xdi_cuda_side &a, int64_t row, int64_t rows,
                                        const xdi_cuda_side &b, int64_t column, int64_t columns) {
@@ -348,7 +347,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
         XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
         for (int64_t column = 0; column < b.all.rows; column += b.piece) {
             const int64_t columns = b.all.rows - column < b.piece ? b.all.rows - column : b.piece;
-            /* One piece stays where it is while the rows of a change. */
+            /* A b that is one block is rounded once, for all blocks of a. */
             if (row == 0 || columns < b.all.rows) XD_TRY(xdi_cuda_side_round(launch, b, column, columns));
             XD_TRY(xdi_cuda_cublas_piece(launch, args, a, row, rows, b, column, columns));
         }
@@ -356,7 +355,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
     return XD_OK;
 }
 
-/* Both sides with their part of the room; false for what the plain kernel takes. */
+/* Both operands with their part of the room; false for a product that the plain kernel must compute. */
 static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul_args &args, xdi_cuda_side *a,
                                   xdi_cuda_side *b) {
     const xd_dtype left = args.a.dtype, right = args.b.dtype;
@@ -382,7 +381,7 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
     return xdi_cuda_cublas_pieces(launch, *args, a, b);
 }
 
-/* name: as xd_cuda_desc.cublas. What was made before a failure is left to xdi_cuda_cublas_close. */
+/* name: as xd_cuda_desc.cublas. What was created before a failure is destroyed by xdi_cuda_cublas_close. */
 static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *name) {
     char of_this_toolkit[32];
     snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);

@@ -1,6 +1,6 @@
-/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. The former's
- * columns are f32 like those of the losses, its rows double; the cosine is double throughout, with the CPU's bits
- * wherever its sums have them. */
+/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. Minimal fine-tuning
+ * computes columns in f32 like the losses, and rows in double; the cosine is double throughout, with the CPU's bits wherever
+ * its sums have them. */
 
 static __device__ inline bool xdi_cuda_mft_is_fine(const xd_mft_args &a, int64_t r) {
     return a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
@@ -93,8 +93,8 @@ static __device__ inline void xdi_cuda_mft_eight(const xdi_cuda_mft_scales &s, c
     }
 }
 
-/* The label's column, which the correction is about, or the favourite's: most of the probability may be there, where
- * f32 would cancel. Its logits are read before the row is overwritten. */
+/* The label's column, which the correction concerns, or the most probable one: most of the probability may be there, where f32
+ * would cancel. Its logits are read before the row is overwritten. */
 struct xdi_cuda_mft_column {
     int64_t at; /* -1: not on this shard */
     double x, y;
@@ -140,7 +140,7 @@ static __device__ inline void xdi_cuda_mft_columns(const xd_mft_args &a, int64_t
 template <int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __grid_constant__ xd_mft_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
-    if (r >= a.student.rows) return; /* with its whole team */
+    if (r >= a.student.rows) return; /* the whole team returns */
     const bool fine = xdi_cuda_mft_is_fine(a, r), first = fine && xdi_cuda_team_thread<TEAM>() == 0;
     xdi_cuda_mft_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
     if (first) {

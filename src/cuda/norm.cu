@@ -1,17 +1,17 @@
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c
- * and clip.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
- * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
- * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c and clip.c. Reads
+ * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
+ * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
+ * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
 
 enum { XDI_CUDA_NORM_BLOCKS = 512 };
 
-/* Small, so that a thousand arrays are a few launches. */
+/* Small, so that a thousand arrays take a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
-/* What one block has found. */
+/* The partial sums of one block. */
 struct xdi_cuda_norm_part {
     double sum, largest;
     int64_t not_finite, nan;
@@ -27,7 +27,7 @@ struct xdi_cuda_norm_join {
     }
 };
 
-/* Adds 32 bits in place k of the limbs; integers, so the order of the threads leaves no trace. */
+/* Adds 32 bits to limb k; these are integers, so the order of the threads does not matter. */
 static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
     if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
 }
@@ -41,11 +41,11 @@ static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint
     xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
 }
 
-/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array lie close together, so
- * nearly all terms fall into the window of the first; the others go to shared memory at once. */
+/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array have similar magnitudes, so nearly all
+ * terms fall into the window of the first; the others go to shared memory at once. */
 struct xdi_cuda_window {
     uint64_t low, high;
-    int bit; /* of the window's first bit; -1 while there is none */
+    int bit; /* of the window's first bit; -1: no window yet */
     int terms;
 
     __device__ void flush(unsigned long long *limbs) {
@@ -128,7 +128,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     }
     const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
         out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
 }
 
-/* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
+/* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
     xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
@@ -200,7 +200,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* and every part with it */
+            const bool begins = first; /* then every block runs and sets its partial sum */
             const xdi_cuda_grid walk =
                 xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
             first = false;

@@ -1,10 +1,9 @@
-/* Optimizer steps and averages. The formulas stand in kernel/optimizer_scalar.h, and the bits
- * are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses, each array read and
- * written once.
+/* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
+ * them move bytes and compute little: 16-byte accesses, each array read and written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
- * Grid: blocks of 256 threads, each a chunk at a time. Optimizers and averages keep their list on the device, so a
- * step is one launch, and a second that counts it. */
+ * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
+ * is one launch, plus one that counts it. */
 
 static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -73,7 +72,7 @@ static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted
 
 /* ---- adam and sgd ---- */
 
-/* What a schedule changes in every step. Arrays share a few of them, so they are no part of the list. */
+/* What a schedule changes in every step. Arrays share a few of these rates, so they are not part of the list. */
 struct xdi_cuda_rate {
     double learning_rate;
     float decay, weight_decay, step_size, root_correction;
@@ -102,7 +101,8 @@ struct xdi_cuda_update_options {
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
-/* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
+/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
+ * device. */
 static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
                                                                const xdi_cuda_update &a, bool adam) {
     const xdi_cuda_rate &rate = options.rates[a.rate];
@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     });
 }
 
-/* Raises the step counts once every block of the launch before has read them. One thread an array. */
+/* Raises the step counts once every block of the launch before has read them. One thread per array. */
 struct xdi_cuda_count {
     int64_t *steps;
 };
@@ -223,14 +223,14 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* Where a rate stands among the options; rate_count when it does not. */
+/* The index of a rate among the options; rate_count when it is not there. */
 static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
     int i = 0;
     while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate finds no room. */
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
 static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
                                    xdi_cuda_update_options *options) {
     options->rate_count = 0;
@@ -292,7 +292,7 @@ static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
 }
 
-/* The step of `count` arrays whose rates stand in the options. */
+/* The step of `count` arrays whose rates are in the options. */
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_update_options &options, xd_array_list *keep) {
@@ -352,7 +352,7 @@ struct xdi_cuda_pair {
     uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-/* It may take the registers it wants: for more blocks on a processor ptxas would spill some. */
+/* No limit on registers: for more blocks per multiprocessor ptxas would spill some. */
 template <typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,

@@ -1,8 +1,7 @@
-/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, the same bits. Every piece
- * is read once and the sum written once; a thread has read all of its elements before it writes, so the sum
- * may lie in a piece. */
+/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, with the same bits. Every input is read once
+ * and the sum written once; a thread has read all of its elements before it writes, so the sum may overwrite an input. */
 
-/* Most pieces and nodes of one sum: their addresses are launch parameters. */
+/* Maximum number of inputs and nodes of one sum: their addresses are launch parameters. */
 enum { XDI_CUDA_PIECES = 448, XDI_CUDA_NODES = 416 };
 
 struct xdi_cuda_pieces {
@@ -84,7 +83,7 @@ template <typename Sum> static __device__ inline Sum xdi_cuda_sum_merge(Sum sum,
     return xdi_cuda_sum_add(sum, next);
 }
 
-/* Grid: one block of 256 threads a chunk of 16384 elements. Bytes: (ranks + 1) * count * sizeof(T). */
+/* Grid: one block of 256 threads per chunk of 16384 elements. Bytes: (ranks + 1) * count * sizeof(T). */
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_pieces_kernel(const __grid_constant__ xdi_cuda_pieces pieces) {
@@ -154,9 +153,8 @@ static xd_result xdi_cuda_reduce_pieces(const xd_launch *launch, void *out, cons
     }
 }
 
-/* The canonical tree as a program: push each node in turn, then merge the top of the stack with the value
- * below it as often as `merges` says. The stack is a column of shared memory a thread; its top stays in a
- * register. */
+/* The canonical tree as a program: push each node in turn, then merge the top of the stack with the value below it as often as
+ * `merges` says. Each thread's stack is a column of shared memory; the top stays in a register. */
 struct xdi_cuda_nodes {
     const void *at[XDI_CUDA_NODES];
     uint8_t merges[XDI_CUDA_NODES];
@@ -166,8 +164,7 @@ struct xdi_cuda_nodes {
     int nodes;
 };
 
-/* Grid: one block of 256 threads a 256 elements. Bytes: (nodes + 1) * count * sizeof(T). Shared: depth * 256
- * * sizeof(T). */
+/* Grid: one block of 256 threads per 256 elements. Bytes: (nodes + 1) * count * sizeof(T). Shared: depth * 256 * sizeof(T). */
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_leaves_kernel(const __grid_constant__ xdi_cuda_nodes nodes) {
@@ -185,8 +182,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     static_cast<T *>(nodes.out)[i] = xdi_cuda_sum_scale(top, nodes.scale);
 }
 
-/* Writes the program; the deepest stack in *depth, the number of nodes as result, also when they are too
- * many. */
+/* Writes the program, and the deepest stack to *depth; returns the number of nodes, also when there are too many. */
 static int xdi_cuda_nodes_fill(xdi_cuda_nodes *nodes, const void *const *forests, const xd_leaves *leaves,
                                int ranks, int64_t stride_bytes, int *depth) {
     int64_t size[64];

@@ -1,4 +1,4 @@
-/* The table of the unit, and what happens once: set-up of a context's GPU. */
+/* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
 
 /* Which architecture this code was compiled for: 900 for sm_90. */
 static __global__ void xdi_cuda_probe_kernel(int *architecture) {
@@ -64,7 +64,7 @@ static xd_kernels xdi_cuda_table() {
     return kernels;
 }
 
-/* What the GPU is. */
+/* The GPU's properties. */
 static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     int major = 0, minor = 0;
     XDI_CUDA_TRY(ctx, cudaGetDevice(&cuda->device));
@@ -78,7 +78,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     return XD_OK;
 }
 
-/* Runs the probe and says once when the build leaves something of the chip unused. */
+/* Runs the probe and warns once when the build leaves something of the chip unused. */
 static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;

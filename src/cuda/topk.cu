@@ -29,8 +29,8 @@ static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_arg
 
 enum { XDI_CUDA_TOPK_OUTSIDE, XDI_CUDA_TOPK_ENTROPY, XDI_CUDA_TOPK_TERMS };
 
-/* Takes the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns
- * how many. */
+/* Reads the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns how many
+ * there are. */
 template <int TEAM>
 static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int64_t r, bool counts) {
     const int64_t *ids = a.ids + r * a.k;
@@ -118,7 +118,7 @@ static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args
     })
 }
 
-/* ---- merge: one warp a row ---- */
+/* ---- merge: one warp per row ---- */
 
 static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, int64_t r,
                                                         xd_topk_side *side) {
@@ -156,7 +156,7 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
     }
 }
 
-/* Brings the logits at all ids together; true when an id is out of range or twice in the row. */
+/* Collects the logits at all ids; true when an id is out of range or twice in the row. */
 static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, int64_t r) {
     const int64_t *ids = a.ids + r * a.k;
     const int64_t sums = a.logits.rows * XD_TOPK_SUMS * (a.fixed ? 2 : 1); /* words before the values */
@@ -195,10 +195,10 @@ static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args
                            xdi_cuda_topk_merge_kernel, *a);
 }
 
-/* ---- divergence: one warp a row ---- */
+/* ---- divergence: one warp per row ---- */
 
-/* One row as the divergence sees it: entries j < k are the ids, the tail is one more. All lanes hold the same
- * scalars; lane l has the entries l, l + 32, ... */
+/* One row for the divergence: entries j < k are the ids, the tail is one more entry. All lanes hold the same scalars; lane l
+ * has the entries l, l + 32, ... */
 struct xdi_cuda_topk_entries {
     double *s, *t; /* [k] logarithms */
     double *g;     /* [k] gradient with respect to the entries' logits */
@@ -275,7 +275,7 @@ static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, do
     row->outside = xd_add(row->outside, xd_topk_forward_outside(&e->at, weight, mass, exp(e->tail_t)));
 }
 
-/* The entry with most mass, the lowest among equals. */
+/* The entry with the largest mass, the lowest index among equals. */
 struct xdi_cuda_topk_most {
     double mass;
     int64_t j;
@@ -286,7 +286,7 @@ struct xdi_cuda_topk_most_join {
     }
 };
 
-/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with the largest mass, so that
  * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
 static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, bool zero_outside,
                                                      bool renormalised, double beta, double weight,
@@ -439,7 +439,7 @@ static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_kl_ar
     })
 }
 
-/* ---- entries: one thread an entry ---- */
+/* ---- entries: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_entries_args a) {
     const int64_t i = xdi_cuda_flat_index();

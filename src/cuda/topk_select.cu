@@ -1,8 +1,8 @@
 /* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c.
  *
- * select: one block of 256 a row. Four passes over eight bits each find the k-th largest value, as in a radix sort
- * that keeps only the digit it needs; a fifth takes what is larger, and of the equals the lowest columns; a bitonic
- * network sorts the k. The row is read from memory once where it stays in the cache. */
+ * select: one block of 256 per row. Four passes over eight bits each find the k-th largest value (radix select); a fifth
+ * collects the larger values and, among those equal to it, the lowest columns; a bitonic network sorts the k. The row is read
+ * from memory once where it stays in the cache. */
 
 enum { XDI_CUDA_SELECT_DIGITS = 256 };
 
@@ -12,8 +12,8 @@ static __device__ inline uint32_t xdi_cuda_select_key(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256
- * travel in one value. */
+/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256 are packed in
+ * one value. */
 template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
     XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
@@ -34,8 +34,8 @@ template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint6
     return before + sum - mine;
 }
 
-/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first
- * `need`. TEAM: the threads of the block, here and below; at least one a digit. */
+/* The value of rank `need` (1: the largest) among the row's, and how many equal to it belong to the first `need`. TEAM: the
+ * threads of the block, here and below; at least one per digit value. */
 template <int TEAM, typename T>
 static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
@@ -46,7 +46,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
         for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_EIGHT * TEAM) {
             const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
             uint32_t last = 0;
-            unsigned same = 0; /* neighbours often share a digit: one addition for a run of them */
+            unsigned same = 0; /* neighbours often share a digit: one addition per run of equal digits */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
                 const uint32_t key = xdi_cuda_select_key(x.at[i]), digit = (key >> shift) & 255u;
@@ -59,7 +59,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
             if (same > 0) atomicAdd(&counts[last], same);
         }
         __syncthreads();
-        int64_t above = 0; /* every thread looks for the digit by itself */
+        int64_t above = 0; /* every thread searches for the digit itself */
         uint32_t digit = XDI_CUDA_SELECT_DIGITS - 1;
         for (; digit > 0 && above + (int64_t)counts[digit] < *need; digit--) above += (int64_t)counts[digit];
         *need -= above;
@@ -69,8 +69,8 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return prefix;
 }
 
-/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns:
- * put(at, value, column). */
+/* Collects the values above the threshold and the first `need` equal to it, in the order of their columns: put(at, value,
+ * column). */
 template <int TEAM, typename T, typename Put>
 static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t columns, uint32_t threshold,
                                                       int64_t need, Put put) {
@@ -105,7 +105,7 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
 template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
-    if (r >= a.logits.rows) return; /* the whole block */
+    if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
     double *values = a.values + r * a.k;
     int64_t *ids = a.ids + r * a.k;
@@ -142,7 +142,7 @@ static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *
                     { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
 }
 
-/* ---- select_merge: one warp a row ---- */
+/* ---- select_merge: one warp per row ---- */
 
 /* How many of a shard's n candidates, descending, are larger than value; with `equal` also those that equal it. */
 static __device__ inline int64_t xdi_cuda_select_before(const int64_t *words, int64_t n, double value,
@@ -159,7 +159,7 @@ static __device__ inline int64_t xdi_cuda_select_before(const int64_t *words, in
     return low;
 }
 
-/* Candidates of a row and shard that are none of the fill: ids are -1 from there on. */
+/* Number of valid candidates of a row and shard: from there on ids are -1 (padding). */
 static __device__ inline int64_t xdi_cuda_select_given(const int64_t *ids, int64_t k) {
     int64_t low = 0, high = k;
     while (low < high) {
@@ -172,7 +172,7 @@ static __device__ inline int64_t xdi_cuda_select_given(const int64_t *ids, int64
     return low;
 }
 
-/* Every candidate finds its rank among all; among equals the earlier shard is first, its columns are lower. */
+/* Every candidate finds its rank among all; among equals the earlier shard comes first, because its columns are lower. */
 static __device__ inline void xdi_cuda_select_place(const xd_select_args &a, int64_t r, int shard,
                                                     int64_t j) {
     const int64_t candidates = a.logits.rows * a.k, *mine = a.all + shard * a.all_stride + r * a.k;

@@ -1,6 +1,5 @@
-/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything that
- * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
- * them in order. */
+/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything computed from them is
+ * double. Sums are split over blocks, which write partial sums to the scratch; one block adds these in order. */
 
 enum { XDI_CUDA_ULD_DIGITS = 256, XDI_CUDA_ULD_PASSES = 4 };
 
@@ -24,7 +23,7 @@ static int64_t xdi_cuda_uld_segments(int64_t count) {
     return (count + XD_ULD_SEGMENT - 1) / XD_ULD_SEGMENT;
 }
 
-/* ---- merge: one thread a chunk ---- */
+/* ---- merge: one thread per chunk ---- */
 
 static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, int which,
                                                       xd_uld_chunk *chunk) {
@@ -58,10 +57,10 @@ static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
 }
 
-/* ---- sort: a radix sort of four digits; for each, how many of each segment of a list have which digit,
- * where these go, and going there. Reads a list twice a digit and writes it once. ---- */
+/* ---- sort: a radix sort of four digits; for each digit: a histogram of every segment of a list, the offsets, and the scatter.
+ * Reads a list twice per digit and writes it once. ---- */
 
-/* One pass over the lists of a side: from a's logits, or from what the pass before has left. */
+/* One pass over the lists of a side: from a's logits, or from the previous pass. */
 struct xdi_cuda_uld_pass {
     xd_uld_rows side;
     const xd_uld_chunk *chunks;
@@ -69,7 +68,7 @@ struct xdi_cuda_uld_pass {
     bool first;
     const uint64_t *from; /* [lists, count] */
     uint64_t *to;
-    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then where they go */
+    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then offsets */
     int64_t segments;
 
     __device__ uint64_t record(int64_t list, int64_t j) const {
@@ -95,7 +94,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_ULD_DIGITS]);
     const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     counts[threadIdx.x] = 0;
     __syncthreads();
     for (int64_t j = segment * XD_ULD_SEGMENT + (int64_t)threadIdx.x; j < p.end(segment);
@@ -109,7 +108,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int64_t list = (int64_t)blockIdx.x;
     uint64_t mine = 0, total;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
     for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
     unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
@@ -130,7 +129,7 @@ xdi_cuda_uld_scatter_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
     const int64_t begin = segment * XD_ULD_SEGMENT + (int64_t)warp * EACH + lane, end = p.end(segment);
     unsigned *mine = next + warp * XDI_CUDA_ULD_DIGITS;
-    if (!p.chunks[list].finite) return; /* the whole block */
+    if (!p.chunks[list].finite) return; /* the whole block returns */
     for (int w = 0; w < WARPS; w++) next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x] = 0;
     __syncthreads();
     for (int k = 0; k < EACH && begin + k < end; k += XDI_CUDA_WARP)
@@ -189,12 +188,12 @@ static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a
     return XD_OK;
 }
 
-/* ---- compare: a block for each segment of the ranks and of the matched pairs of a chunk ---- */
+/* ---- compare: one block for each segment of the ranks and of the matched pairs of a chunk ---- */
 
 enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
 typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
 
-/* What a block needs to know of its chunk. */
+/* What a block uses of its chunk. */
 struct xdi_cuda_uld_pair {
     const xd_uld_args &a;
     int64_t index;
@@ -243,7 +242,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __
     const bool sorted = part < segments;
     const int64_t begin = (sorted ? part : part - segments) * XD_ULD_SEGMENT + (int64_t)threadIdx.x;
     const int64_t all = sorted ? ranks : a.matched_count, room = begin + XD_ULD_SEGMENT;
-    if (!a.chunks[chunk].finite) return; /* the whole block */
+    if (!a.chunks[chunk].finite) return; /* the whole block returns */
     const xdi_cuda_uld_pair pair(a, chunk);
     xdi_cuda_uld_sums mine;
     for (int64_t i = begin; i < room && i < all; i += XDI_CUDA_TEAM_BLOCK) {
@@ -256,14 +255,14 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __
     if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_uld_sums::totals *>(a.scratch)[blockIdx.x] = totals;
 }
 
-/* One block a chunk. */
+/* One block per chunk. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_constant__ xd_uld_args a,
                                                                  int64_t parts) {
     const xdi_cuda_uld_sums::totals *from =
         reinterpret_cast<const xdi_cuda_uld_sums::totals *>(a.scratch) + (int64_t)blockIdx.x * parts;
     xd_uld_chunk *chunk = &a.chunks[blockIdx.x];
     xdi_cuda_uld_sums mine;
-    if (!chunk->finite) return; /* the whole block */
+    if (!chunk->finite) return; /* the whole block returns */
     for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
         mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
     const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
@@ -286,7 +285,7 @@ static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args
                            *a, parts);
 }
 
-/* ---- gradient: one thread for eight columns ---- */
+/* ---- gradient: one thread per eight columns ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t parts) {
@@ -325,7 +324,7 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
                            xdi_cuda_uld_gradient_kernel, *a, parts);
 }
 
-/* ---- jsd and estimate: as many blocks as there is room for sums, then one over these ---- */
+/* ---- jsd and estimate: as many blocks as there is room for partial sums, then one block over these ---- */
 
 struct xdi_cuda_uld_sum_join {
     __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {

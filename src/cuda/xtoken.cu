@@ -1,6 +1,5 @@
-/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32 from a
- * logarithm taken in double; sums, and everything about a chunk, are double. Every cell is added to by one thread or
- * warp in one order. */
+/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32, from a logarithm computed in
+ * double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
 
 /* ---- cells ---- */
 
@@ -11,7 +10,7 @@ template <bool FIXED> static __device__ inline void xdi_cuda_cell_add(double *ce
         cells[i] = xd_add(cells[i], term);
 }
 
-/* A team's sum into its cell. */
+/* Adds a team's sum to its cell. */
 static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
                                                  const xdi_cuda_sums<1, false>::totals &sum) {
     cells[i] = __dadd_rn(cells[i], sum.sum[0]);
@@ -29,7 +28,7 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
     return expf((float)__dsub_rn(__ddiv_rn(z, x.temperature), x.lse[row]));
 }
 
-/* Runs the statements with FIXED as what the cells are. */
+/* Runs the statements with FIXED as the type of the cells. */
 #define XDI_CUDA_CELLS(fixed, FIXED, ...) \
     if (fixed) {                          \
         enum { FIXED = 1 };               \
@@ -39,7 +38,7 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
         __VA_ARGS__                       \
     }
 
-/* ---- project: one warp a cell, which walks the cell's column of the matrix once a row ---- */
+/* ---- project: one warp per cell, which goes through the cell's column of the matrix once per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -73,7 +72,7 @@ static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoke
     })
 }
 
-/* ---- target: one block a chunk, its rows in order ---- */
+/* ---- target: one block per chunk, its rows in order ---- */
 
 /* The larger; a NaN stays. */
 struct xdi_cuda_larger_or_nan {
@@ -123,9 +122,9 @@ static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken
     })
 }
 
-/* ---- divergence: one block a chunk; four reads of its two lists, which stay in the cache ---- */
+/* ---- divergence: one block per chunk; four reads of its two lists, which stay in the cache ---- */
 
-/* The largest of a list and where it came first. A NaN is larger than nothing. */
+/* The largest of a list and where it came first. A NaN is never larger. */
 struct xdi_cuda_top {
     double value;
     int64_t at;
@@ -148,7 +147,7 @@ static __device__ inline int64_t xdi_cuda_block_argmax(const double *x, int64_t 
     return xdi_cuda_block_reduce(top, none, xdi_cuda_top_join()).at;
 }
 
-/* Means of both sides in place; the target is normalised when asked for. */
+/* Means of both sides in place; the target is normalised when requested. */
 static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args, const xd_xtoken_chunk &c,
                                                     double *q, double *a) {
     for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
@@ -214,14 +213,14 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
                            xdi_cuda_xtoken_divergence_kernel, *a);
 }
 
-/* ---- delta: one block a row; reads the row where the matrix has entries ---- */
+/* ---- delta: one block per row; reads the row where the matrix has entries ---- */
 
-/* The places of teacher ids in J: what `prepare` leaves of a matrix. */
+/* The slots of teacher ids in J: the result of `prepare` for a matrix. */
 static __host__ __device__ inline int32_t *xdi_cuda_xtoken_places(const xd_xtoken_matrix &m) {
     return static_cast<int32_t *>(m.prepared);
 }
 
-/* (M dy)_v of a row of student ids, where these are the places of teacher ids in dy; -1: it has none. */
+/* (M dy)_v of a row of student ids. `places` holds the index of each teacher id in dy; -1: not in dy. */
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
                                                      int64_t id, const double *dy) {
     double sum = 0.0;
@@ -260,33 +259,33 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
     })
 }
 
-/* ---- gradients: one block a row; reads the logits, and the gradient where the row was written, writes once ---- */
+/* ---- gradients: one block per row; reads the logits, and the gradient if the row was written before; writes once ---- */
 
-/* Which gradient it is; what is not of it is NULL. */
+/* Which gradient is computed; members that it does not use are NULL. */
 struct xdi_cuda_xtoken_form {
     xd_xtoken_gradient to;
     xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
-    const int32_t *places;           /* of ids in dy */
-    const double *dy;                /* from row i's or its chunk's on */
-    const int64_t *offset;           /* lists: where dy of each chunk begins; places are those of the chunk */
-    int64_t k, ids;                  /* places there are of so many ids, for each list */
+    const int32_t *places;           /* indices of ids in dy */
+    const double *dy;                /* of row i's chunk, or of row i */
+    const int64_t *offset;           /* lists: where dy of each chunk begins; places are relative to it */
+    int64_t k, ids;                  /* places covers this many ids, for each list */
     const double *delta, *slopes;
     const float *u;
     double scale;
-    const xd_xtoken_chunk *chunks; /* NULL: no row is left alone */
+    const xd_xtoken_chunk *chunks; /* NULL: no row is skipped */
     bool one_chunk, direct, rest;  /* direct: row i is chunk i, and the part of dy is factor M dy */
 };
 
-/* What the elements of a row share. */
+/* What the elements of a row have in common. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
+    const double *dy; /* of the row's chunk; NULL where it contributes nothing */
     const int32_t *places;
     double delta, ce, lse_one, factor;
     int64_t row, label;
     bool add, soft;
 };
 
-/* False for a row that is left alone. */
+/* False for a row that is skipped. */
 static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
                                                       xdi_cuda_xtoken_line *w) {
     const xd_xtoken_rows &x = f.to.x;
@@ -346,7 +345,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) 
             if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
         xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
     }
-    __syncthreads(); /* all have seen whether the row was written */
+    __syncthreads(); /* all threads have seen whether the row was written */
     if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
 }
 
@@ -408,7 +407,7 @@ static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd
     return xdi_cuda_xtoken_gradient(launch, f, to->x.logits.rows);
 }
 
-/* ---- places of ids ---- */
+/* ---- slots of ids ---- */
 
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_slots_args a) {
@@ -475,7 +474,7 @@ static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xt
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
 }
 
-/* One block a row. */
+/* One block per row. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = (int64_t)blockIdx.x;
@@ -530,7 +529,7 @@ static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtok
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
 }
 
-/* ---- products with a projection: one warp a cell; back one block a row ---- */
+/* ---- products with a projection: one warp per cell; the transposed product: one block per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -561,7 +560,7 @@ static xd_result xdi_cuda_xtoken_product(const xd_launch *launch, const xd_xtoke
     })
 }
 
-/* The place of an id in an ascending list; -1: it has none. */
+/* The index of an id in an ascending list; -1: it is not there. */
 static __device__ inline int64_t xdi_cuda_xtoken_place(const int64_t *ids, int64_t k, int64_t id) {
     if (!ids) return id;
     const int64_t at = xdi_cuda_lower_bound(ids, k, id);

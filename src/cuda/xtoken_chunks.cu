@@ -1,14 +1,14 @@
-/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. Which chunk a row belongs to is memory of the host and
- * travels in the parameters, a few hundred rows a launch, so that nothing is copied or kept. */
+/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. The chunk of every row is in host memory and is passed in the
+ * launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
 
-/* Of rows, or of chunks, `first` and on: the chunk among all, -1 for none, and its size. */
+/* The rows, or chunks, from `first` on: the chunk's index among all, -1: none, and its size. */
 struct xdi_cuda_chunk_list {
     enum { ROOM = XDI_CUDA_LIST_BYTES / (int)(2 * sizeof(int64_t)) };
     int64_t first, count;
     int64_t chunk[ROOM], size[ROOM];
 };
 
-/* Calls launch_list with the lists of `count` rows or chunks; chunk_of and size_of say what is in them. */
+/* Calls launch_list with the lists of `count` rows or chunks; chunk_of and size_of give their contents. */
 template <typename ChunkOf, typename SizeOf, typename LaunchList>
 static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeOf size_of,
                                           LaunchList launch_list) {
@@ -29,10 +29,10 @@ static int64_t xdi_cuda_chunk_of_row(const xd_chunk_args *a, int64_t row) {
     return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
 }
 
-/* ---- sums: one thread a column; reads every element once ---- */
+/* ---- sums: one thread per column; reads every element once ---- */
 
-/* A block takes the chunks of its group alone, so that many blocks share a few columns and every sum is added to by one
- * thread, in the order of the rows. */
+/* A block handles only the chunks of its group, so that many blocks share a few columns, and one thread adds to each sum, in
+ * the order of the rows. */
 enum { XDI_CUDA_CHUNK_GROUPS = 16 };
 
 template <bool FIXED>
@@ -63,7 +63,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
         });
 }
 
-/* ---- averages: one thread an entry ---- */
+/* ---- averages: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
     const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
@@ -84,7 +84,7 @@ static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk
         });
 }
 
-/* ---- spread: one block a row ---- */
+/* ---- spread: one block per row ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_spread_kernel(
     const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {

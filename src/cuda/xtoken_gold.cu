@@ -1,11 +1,11 @@
-/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no
- * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
- * one block adds them in order, so that a sum does not depend on the GPU. */
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no exponential has
+ * its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one block adds them in
+ * order, so that the result does not depend on the GPU. */
 
-/* Blocks of a sum over a list, and rows whose log-sum-exps the scratch holds at once. */
+/* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
-/* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
+/* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
     const int64_t row = a.x.rows[blockIdx.x];
@@ -27,7 +27,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_c
             counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
 }
 
-/* `lse` holds those of the rows at work in their order; NULL: a.x.lse has them. */
+/* `lse` holds those of these rows in their order; NULL: a.x.lse has them. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_args a, const double *lse, bool first) {
@@ -72,11 +72,11 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
     return XD_OK;
 }
 
-/* ---- pair and total: a part for each block, then one block over the parts ---- */
+/* ---- pair and total: a partial result for each block, then one block over these ---- */
 
-/* The parts in the scratch. */
+/* The partial results in the scratch. */
 template <bool FIXED> struct xdi_cuda_gold_parts {
-    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] by the number of the pair */
+    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] at: the pair's index */
     typename xdi_cuda_sums<1, FIXED>::totals *sum;
 
     __device__ explicit xdi_cuda_gold_parts(float *scratch) {
@@ -86,7 +86,7 @@ template <bool FIXED> struct xdi_cuda_gold_parts {
     }
 };
 
-/* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
+/* A NaN counts as -infinity here; whether the first pair is a NaN is checked again at the end. */
 static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
     const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };
     return top;
@@ -134,12 +134,12 @@ xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_total_args a) {
     xdi_cuda_gold_put<FIXED>(a.scratch, mine, none, none);
 }
 
-/* The pair that a list names when it is read in order: a NaN in front is never passed. */
+/* The pair that reading the list in order would give: a NaN in front is never exceeded. */
 static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool front_is_nan, int64_t front) {
     return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
 }
 
-/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `best` the likeliest pairs. */
+/* One block. Adds the sums of `blocks` blocks to cell 0, in their order; with `best` also the most probable pairs. */
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_pair_args a,
                                                                      int64_t blocks) {
@@ -167,7 +167,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __gri
     a.best[XD_XTOKEN_BEST_OTHER] = xdi_cuda_gold_number(other, a.pairs > 0 && isnan(a.others[a.other[0]]), 0);
 }
 
-/* Blocks for a list; the scratch has room for their parts. */
+/* Blocks for a list; the scratch has room for their partial results. */
 static int64_t xdi_cuda_gold_blocks(int64_t count) {
     static_assert(XDI_CUDA_GOLD_BLOCKS *
                           (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
@@ -208,8 +208,8 @@ static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_
 
 /* ---- tail: the list's keys, then one block of 1024 that selects, sorts and looks up ----
  *
- * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and
- * place, so that no two are equal; a longer tail is sorted where it will be. Only what is kept is exponentiated. */
+ * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and index, so
+ * that no two are equal; a longer tail is sorted in the output. Only the selected values are exponentiated. */
 
 enum { XDI_CUDA_TAIL_TEAM = 1024, XDI_CUDA_TAIL_SHARED = 8192 };
 
@@ -219,7 +219,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_keys_kernel(const __grid_
     t.scratch[i] = (float)t.means[t.ids[first + i] - t.begin];
 }
 
-/* Ascending words are descending values, the lowest place first among equals. */
+/* Ascending words are descending values, the lowest index first among equals. */
 static __device__ inline void xdi_cuda_tail_sort(uint64_t *words, int64_t n) {
     __syncthreads();
     xdi_cuda_bitonic<XDI_CUDA_TAIL_TEAM>(n, [=](int64_t low, int64_t high) {
@@ -264,7 +264,7 @@ static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
                            xdi_cuda_xtoken_tail_kernel, *t);
 }
 
-/* ---- merge: one block; every entry finds its rank among all shards' ---- */
+/* ---- merge: one block; every entry finds its rank among those of all shards ---- */
 
 /* How many of a descending list are larger than value; with `equal` also those that equal it. */
 static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_t n, double value,
@@ -293,8 +293,7 @@ static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
     return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
 }
 
-/* The sum is formed in fixed point: probabilities fit, and it is the same for every cut. A NaN has no rank; it
- * makes the sum one. */
+/* The sum is in fixed point: probabilities fit, and it is the same for every split. A NaN has no rank; it makes the sum NaN. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
     xdi_cuda_sums<1, true> mine;

@@ -1,4 +1,4 @@
-/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/cpu/xtoken.c is the reference. */
+/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
 static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, int64_t entry) {
@@ -13,7 +13,7 @@ static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, i
     return low;
 }
 
-/* Adds scale (p M) of one teacher id, of this shard's columns: the terms first, first + step, ... of the id's. */
+/* Adds scale (p M) of one teacher id over this shard's columns: the terms first, first + step, ... of that id. */
 template <bool FIXED>
 static __device__ inline void xdi_cuda_list_add(const xd_xtoken_list_args &a, int64_t row, int32_t id,
                                                 double scale, int64_t first, int64_t step,
@@ -33,7 +33,7 @@ static __device__ inline void xdi_cuda_list_add(const xd_xtoken_list_args &a, in
     }
 }
 
-/* ---- list_project: one warp an entry, which walks the entry's column of the matrix once a row ---- */
+/* ---- list_project: one warp per entry, which goes through the entry's column of the matrix once per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -59,7 +59,7 @@ static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_
     })
 }
 
-/* ---- list_divergence: one block a chunk; three reads of its lists, which stay in the cache ---- */
+/* ---- list_divergence: one block per chunk; three reads of its lists, which stay in the cache ---- */
 
 static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
     const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
@@ -105,7 +105,7 @@ static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtok
                            xdi_cuda_list_divergence_kernel, *a);
 }
 
-/* ---- list_delta: one block a row ---- */
+/* ---- list_delta: one block per row ---- */
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -130,7 +130,7 @@ static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_li
     })
 }
 
-/* ---- list_gradient: the places of all ids in each chunk's list, one thread an entry; then as other gradients ---- */
+/* ---- list_gradient: the indices of all ids in each chunk's list, one thread per entry; then as for other gradients ---- */
 
 static size_t xdi_cuda_list_bytes(int64_t, const xd_xtoken_lists *lists) {
     return (size_t)(lists->count * lists->projection.teacher_size) * sizeof(int32_t);

@@ -1,7 +1,7 @@
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
  * kernel/cpu/xtoken.c is the reference. */
 
-/* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
+/* ---- moments: one block per row; two or three reads, all but the first mostly from the cache ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a) {
@@ -23,7 +23,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
-                exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1 f32 has no logarithm */
+                exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1, ln p has no digits in f32 */
             if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
         }
     }
@@ -46,7 +46,7 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
-/* ---- pick: one thread an entry ---- */
+/* ---- pick: one thread per entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
@@ -66,7 +66,7 @@ static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_p
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->x.count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
 }
 
-/* ---- compare: one block a row, whose two lists stay in the cache ---- */
+/* ---- compare: one block per row, whose two lists stay in the cache ---- */
 
 /* Log-softmax in place. */
 static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) {
@@ -74,7 +74,7 @@ static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) 
     for (int64_t j = (int64_t)threadIdx.x; j < k; j += XDI_CUDA_TEAM_BLOCK) x[j] = __dsub_rn(x[j], lse);
 }
 
-/* A thread reads and writes its own entries alone, but for the likeliest ones. */
+/* A thread reads and writes its own entries only, except for the most probable ones. */
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a) {
     xd_xtoken_chunk *chunk = a.chunks + blockIdx.x;

@@ -1,5 +1,5 @@
-/* Atomics. One thread runs at a time and nothing switches inside these functions, so plain operations are
- * atomic; what remains is to tell the checker. */
+/* Atomics. One thread runs at a time and nothing switches inside these functions, so plain operations are atomic; they are only
+ * reported to the checker. */
 #include "exec.h"
 
 #include <algorithm>

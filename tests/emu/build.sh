@@ -1,16 +1,16 @@
 #!/bin/sh
 # Builds the emulation for one kind of build: tests/emu/build.sh plain|checker|asan FOLDER
-# makes FOLDER/libemu.a and writes the flags for a .cu, for other sources and for the link into FOLDER/flags.sh as
-# EMU_CU, EMU_HOST and EMU_LINK. CXX names the compiler. Only what is older than its sources is built again.
-# Beside it lie two libraries that a program loads by their names, as it would NVIDIA's: libcublasLt.so.13, and
-# libcublasLt_other.so of another version. They work on the program's emulation, so programs give their symbols away.
+# makes FOLDER/libemu.a and writes the flags for a .cu file, for other sources and for the link into FOLDER/flags.sh as
+# EMU_CU, EMU_HOST and EMU_LINK. CXX names the compiler. Only what is older than its sources is rebuilt.
+# Beside it are two libraries that a program loads by their names, as it would NVIDIA's: libcublasLt.so.13, and
+# libcublasLt_other.so of another version. They use the program's emulation, so programs export their symbols.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 mode=$1
 out=$2
 cxx=${CXX:-g++}
 common="-std=c++17 -g -DXD_EMU -I$here/include"
-# What this machine can do in one instruction is no call: fused products, counting and placing bits. No other product is
+# What this machine can do in one instruction is not a call: fused products, counting and placing bits. No other product is
 # fused, so every result keeps its bits.
 flags=$(grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null) || flags=
 case "$(uname -m) $flags " in
@@ -19,7 +19,7 @@ esac
 
 case $mode in
 plain) layer=-O2 cu=-O2 link= ;;
-checker) # only the .cu is instrumented: the layer has the callbacks
+checker) # only the .cu is instrumented: the emulation has the callbacks
     layer="-O2 -DEMU_CHECK" link=-fsanitize=undefined
     cu="-O2 -DEMU_CHECK -fsanitize=thread,undefined -fno-sanitize-recover=undefined"
     ;;

@@ -1,11 +1,10 @@
-/* Twins of mbarrier and of 1-D bulk copies. A copy is carried out as late as the program allows: a load
- * when somebody waits for its barrier, a store when its group is waited for or its thread ends. */
+/* Twins of mbarrier and of 1-D bulk copies. A copy is carried out as late as the program allows: a load when a thread waits for
+ * its barrier, a store when its group is waited for or its thread ends. */
 #include "exec.h"
 
 namespace emu {
 
-/* The 8 bytes in shared memory: arrivals a phase needs, arrivals still to come, bytes still to come,
- * phase. */
+/* The 8 bytes in shared memory: arrivals that a phase needs, arrivals and bytes still missing, phase. */
 struct MBarrier {
     uint64_t expected : 12, pending : 12, bytes : 32, phase : 8;
 };
@@ -17,7 +16,7 @@ struct BulkLoad {
     unsigned bytes;
     uint64_t *barrier;
 };
-static std::vector<BulkLoad> loads; /* of the running team, not yet carried out */
+static std::vector<BulkLoad> loads; /* of the running team, not yet executed */
 
 void bulk_begin_team() {
     loads.clear();
@@ -43,7 +42,7 @@ static MBarrier *valid(uint64_t *barrier, const char *file, int line) {
     return state;
 }
 
-/* Begins the next phase when nothing is left of this one. */
+/* Begins the next phase when nothing of this one is missing. */
 static void advance(MBarrier *state) {
     if (state->pending || state->bytes) return;
     state->phase ^= 1;
@@ -120,7 +119,7 @@ void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *b
     valid(barrier, file, line);
     check_bulk(shared, global, bytes, file, line);
     loads.push_back({ static_cast<char *>(shared), static_cast<const char *>(global), bytes, barrier });
-    wake_all("an mbarrier"); /* somebody may wait for this barrier already: he carries it out */
+    wake_all("an mbarrier"); /* a thread may wait for this barrier already: it then executes the copy */
 }
 
 void emu_bulk_store(void *global, const void *shared, unsigned bytes, const char *file, int line) {

@@ -1,16 +1,15 @@
-/* The access checker: exact bounds, memory that nobody wrote, host memory in kernels, device memory in
- * host code, and races, for every load and store of the .cu.
+/* The access checker: exact bounds, unwritten memory, host memory in kernels, device memory in host code, and races, for every
+ * load and store of the .cu.
  *
- * The .cu alone is compiled with -fsanitize=thread. Its callbacks are defined at the end of this file, in
- * place of TSan's own library. Each byte of device and shared memory has a cell: who wrote it last, who
- * read it last, and when, counted in barriers. Two accesses by different threads race when no barrier lies
- * between them:
+ * The .cu alone is compiled with -fsanitize=thread. Its callbacks are defined at the end of this file, in place of TSan's own
+ * library. Each byte of device and shared memory has a cell: which thread wrote it last, which read it last, and when, counted
+ * in barriers. Two accesses by different threads race when no barrier lies between them:
  *   same warp       __syncwarp or __syncthreads
  *   same block      __syncthreads
  *   same cluster    the cluster barrier
  *   else            __threadfence in the writer's block, then an atomic in the reader's
- * Not exact: fences count for a whole block, partial __syncwarp for a whole warp, an mbarrier orders bulk
- * loads and nothing else, and only paths that run are seen. */
+ * Approximations: fences count for a whole block, partial __syncwarp for a whole warp, an mbarrier orders bulk loads and
+ * nothing else, and only paths that run are seen. */
 #include "exec.h"
 
 #ifndef EMU_CHECK
@@ -33,16 +32,16 @@ void check_bulk_written(const void *, size_t) {}
 #    include <algorithm>
 #    include <sys/mman.h>
 
-extern "C" char __executable_start, _end; /* of the linker */
+extern "C" char __executable_start, _end; /* defined by the linker */
 
 namespace emu {
 
 struct Stamp {
     uint64_t launch : 24, block : 24, thread : 10, atomic : 1;
-    uint64_t other_lanes : 1, other_warps : 1, other_blocks : 1; /* did the same since the same barriers */
+    uint64_t other_lanes : 1, other_warps : 1, other_blocks : 1; /* other threads did the same since the same barriers */
     uint64_t complete : 1;                                       /* a bulk load, which its mbarrier orders */
     uint64_t : 1;
-    uint64_t barrier : 22, warp : 22, cluster : 10, fence : 10; /* how many had passed */
+    uint64_t barrier : 22, warp : 22, cluster : 10, fence : 10; /* number of barriers passed */
 };
 static_assert(sizeof(Stamp) == 16, "two words");
 
@@ -52,8 +51,8 @@ struct Cell {
 
 struct Shadow {
     const Block *block;
-    Cell *cells;            /* one for each byte; pages of it exist only where kernels have been */
-    unsigned char *written; /* 1: somebody has written this byte, a kernel or a copy */
+    Cell *cells;            /* one for each byte; pages exist only where kernels have accessed memory */
+    unsigned char *written; /* 1: a kernel or a copy has written this byte */
 };
 
 static const uint64_t kStamps = 0xffffff; /* launches and teams are counted modulo this, from 1 */
@@ -65,7 +64,7 @@ static const int kReportsPerLaunch = 3;
 static Shadow **page_shadow; /* by page of the device range */
 static Cell *shared_cells;
 static std::vector<uint16_t> fences;  /* by block of the launch */
-static std::vector<uint8_t> acquired; /* the block has carried out an atomic */
+static std::vector<uint8_t> acquired; /* the block has executed an atomic */
 static uint64_t launch_stamp, team_stamp;
 static int races_left, unwritten_left; /* reports of this launch */
 
@@ -102,7 +101,7 @@ void check_free_block(const Block &block) {
     delete shadow;
 }
 
-/* The marks of a range of device memory; NULL for other memory. */
+/* The cells of a range of device memory; NULL for other memory. */
 static unsigned char *written_marks(const void *address) {
     const Shadow *shadow = shadow_of(address);
     return shadow ? shadow->written + (static_cast<const char *>(address) - shadow->block->base) : nullptr;
@@ -120,7 +119,7 @@ void check_copied(void *to, const void *from, size_t bytes) {
 
 /* ---- the course of a launch ---- */
 
-/* The place of a block in `fences` and `acquired`: its number, but for grids of more than 2^24 blocks. */
+/* The index of a block in `fences` and `acquired`: its number, except for grids of more than 2^24 blocks. */
 static inline size_t slot_of(uint64_t block) {
     return block < fences.size() ? block : block % fences.size();
 }
@@ -151,7 +150,7 @@ void check_fence() {
 
 static Stamp stamp_now(uint64_t launch, bool atomic) {
     const BlockState &block = *running->warp->block;
-    /* In one expression: field by field the compiler reads back what it has just stored, which is slow. */
+    /* In one expression: field by field the compiler would read back what it has just stored, which is slow. */
     const Stamp s = { launch & 0xffffff,
                       block.linear & 0xffffff,
                       running->linear & 1023u,
@@ -173,7 +172,7 @@ static bool in_team(uint64_t block) {
     return false;
 }
 
-/* True when the earlier access comes before this one by some barrier, or needs none. */
+/* True when a barrier orders the earlier access before this one, or none is needed. */
 static bool ordered(const Stamp &before, const Stamp &now) {
     if (before.launch != now.launch || (before.atomic && now.atomic) || before.complete) return true;
     if (before.block != now.block) {
@@ -187,7 +186,7 @@ static bool ordered(const Stamp &before, const Stamp &now) {
     return before.warp != now.warp || (before.thread == now.thread && !before.other_lanes);
 }
 
-/* The new stamp of a kind of access, which remembers that others did the same in this phase. */
+/* The new stamp of a kind of access, which records that other threads did the same in this phase. */
 static Stamp merged(const Stamp &before, Stamp now) {
     if (before.launch != now.launch) return now;
     now.other_blocks = before.other_blocks || before.block != now.block;
@@ -223,7 +222,7 @@ static void report_unwritten(const void *address, const void *pc) {
                       source_of(pc).c_str());
 }
 
-/* What has been reported of one access, and the byte looked at last, before and after. */
+/* What has been reported of one access, and the last byte that was checked, before and after. */
 struct Looked {
     bool reported;
     bool fresh;
@@ -247,12 +246,12 @@ static void check_cell(Looked &looked, Cell &cell, const char *address, bool wri
     looked.after = cell;
 }
 
-/* `marks` is NULL for shared memory, where a cell knows whether this block has written it. The bytes of one access mostly
- * have the same past: then what was found for the first of them holds for all. */
+/* `marks` is NULL for shared memory, where a cell knows whether this block has written it. The bytes of one access mostly have
+ * the same history: then the result for the first of them holds for all. */
 static void check_cells(Cell *cells, unsigned char *marks, const char *address, size_t bytes, bool write,
                         bool read, const Stamp &now, const void *pc) {
     Looked looked;
-    looked.reported = looked.fresh = false; /* one report an access */
+    looked.reported = looked.fresh = false; /* one report per access */
     for (size_t i = 0; i < bytes; i++) {
         Cell &cell = cells[i];
         const bool fresh = marks ? !marks[i] : cell.writer.launch != now.launch;
@@ -266,7 +265,7 @@ static void check_cells(Cell *cells, unsigned char *marks, const char *address, 
     }
 }
 
-/* ---- where a kernel may touch memory ---- */
+/* ---- memory that a kernel may access ---- */
 
 static bool within(const char *address, size_t bytes, const void *begin, size_t size) {
     const size_t offset = (size_t)(address - static_cast<const char *>(begin));
@@ -341,7 +340,7 @@ static void on_access(const void *address, size_t bytes, bool write, bool read, 
 
 using namespace emu;
 
-/* ---- what the compiler calls ---- */
+/* ---- functions that the compiler calls ---- */
 
 #    define PC __builtin_return_address(0)
 #    define ACCESS(name, bytes, write, read, aligned)            \

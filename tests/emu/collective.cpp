@@ -1,5 +1,4 @@
-/* The arithmetic of the collectives. What NCCL leaves open, the order of a sum, is here the order of
- * ranks. */
+/* The arithmetic of the collectives. NCCL leaves the order of a sum open; here it is the order of the ranks. */
 #include "collective.h"
 
 #include <algorithm>
@@ -57,7 +56,7 @@ template <typename T> static T combine(T a, T b, ncclRedOp_t op) {
     }
 }
 
-/* The sum of element i over all ranks, and so on; Wide is the type of one operation, T that of the memory. */
+/* The sum (or maximum, ...) of element i over all ranks; Wide is the type of one operation, T that of the memory. */
 template <typename T, typename Wide>
 static T reduce_element(const std::vector<Part *> &parts, size_t i, ncclRedOp_t op) {
     T sum;
@@ -80,7 +79,7 @@ static void reduce_range(const std::vector<Part *> &parts, size_t begin, size_t 
     }
 }
 
-/* Elements [begin, begin + count) of the sum, into a buffer of its own: the parts may be reduced in place. */
+/* Elements [begin, begin + count) of the sum, into a separate buffer: the operands may be reduced in place. */
 static std::vector<char> reduced(const std::vector<Part *> &parts, size_t begin, size_t count) {
     std::vector<char> bytes(count * type_bytes(parts[0]->type));
     char *result = bytes.data();
@@ -117,7 +116,7 @@ static void perform_reduction(const std::vector<Part *> &parts) {
     }
 }
 
-/* Moves that read everything before they write anything, as in-place use needs. */
+/* Moves that read everything before they write anything, as in-place calls need. */
 static void perform_exchange(const std::vector<Part *> &parts) {
     const Part &first = *parts[0];
     const size_t n = parts.size(), bytes = first.count * type_bytes(first.type), root = (size_t)first.root;

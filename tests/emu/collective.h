@@ -1,5 +1,4 @@
-/* One rank's part of a collective or of a send and receive pair, and how all parts together are carried
- * out. */
+/* One rank's part of a collective or of a send and receive pair, and the execution of all parts together. */
 #ifndef EMU_COLLECTIVE_H
 #define EMU_COLLECTIVE_H
 
@@ -39,7 +38,7 @@ size_t type_bytes(ncclDataType_t type); /* 0: no such type */
 size_t send_factor(const Part &part, int ranks);
 size_t recv_factor(const Part &part, int ranks);
 
-/* Carries out a collective of all ranks, in the order of ranks, each sum rounded to the type. */
+/* Executes a collective of all ranks, in the order of ranks, each sum rounded to the type. */
 void perform_collective(const std::vector<Part *> &parts);
 void perform_pair(const Part &send, const Part &recv);
 

@@ -1,10 +1,9 @@
-/* cuBLASLt: a library of its own that the program loads, over the emulation in the program. It takes what the
- * unit has a use for and refuses the rest as the real one does by its documentation; what the real one would
- * get wrong in silence is reported. Sums are taken in double in the order of the terms: nobody is to rely on
- * their bits.
+/* cuBLASLt: a separate library that the program loads, on top of the program's emulation. It accepts what the unit uses and
+ * refuses everything else as the real one is documented to; what the real one would silently compute wrongly is reported. Sums
+ * are in double, in the order of the terms: no test may rely on their bits.
  *
- * In the environment, read at each call: EMU_CUBLASLT_NONE=0 finds nothing for any product, 7 for those whose
- * result has 7 columns, -1 says for all that they are not supported; EMU_CUBLASLT_FAIL=1 launches nothing. */
+ * In the environment, read at each call: EMU_CUBLASLT_NONE=0 finds nothing for any product, 7 for those whose result has 7
+ * columns, -1 returns "not supported" for all; EMU_CUBLASLT_FAIL=1 launches nothing. */
 #include "cublasLt.h"
 
 #include <algorithm>
@@ -94,7 +93,7 @@ static uint64_t terms_of(const Problem &p) {
     return p.operation.turn[0] == CUBLAS_OP_N ? p.a.columns : p.a.rows;
 }
 
-/* False, after a report, when the shapes do not fit. */
+/* Returns false, after a report, when the shapes do not fit. */
 static bool fits(const Problem &p) {
     const bool turn_a = p.operation.turn[0] != CUBLAS_OP_N, turn_b = p.operation.turn[1] != CUBLAS_OP_N;
     const uint64_t m = turn_a ? p.a.columns : p.a.rows, n = turn_b ? p.b.rows : p.b.columns;
@@ -138,13 +137,13 @@ static bool take_problem(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation
 
 /* ---- algorithms ---- */
 
-/* What is in an algorithm. */
+/* The contents of an algorithm. */
 struct Algorithm {
     uint64_t problem, workspace_bytes;
     uint32_t alignment[4];
 };
 
-/* As if sums were taken apart: there is a part of them in the workspace, if there is room. */
+/* As if sums were split: the workspace receives a partial sum, if there is room. */
 static Algorithm algorithm_for(const Problem &p, const emu_cublaslt_preference &preference) {
     Algorithm algorithm = {};
     algorithm.problem = fingerprint(p);
@@ -237,7 +236,7 @@ static void perform(const Product &p) {
     }
 }
 
-/* What the product needs and does not have, before it is put on the stream. */
+/* Checks what the product needs, before it is put on the stream. */
 static cublasStatus_t check_product(const Product &p, size_t workspace_bytes, const Stream &stream,
                                     int handle_device) {
     const char *function = "cublasLtMatmul";
@@ -251,7 +250,7 @@ static cublasStatus_t check_product(const Product &p, size_t workspace_bytes, co
     return memory_is_right(p) && alignment_is_right(p) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* Memory may be gone when the stream, or a graph, comes to it. */
+/* Memory may have been freed when the stream, or a graph, executes the product. */
 static cublasStatus_t submit_product(const std::shared_ptr<Stream> &stream, const Product &product) {
     const cudaError_t error = submit(stream, [product] {
         if (memory_is_right(product)) perform(product);
@@ -260,7 +259,7 @@ static cublasStatus_t submit_product(const std::shared_ptr<Stream> &stream, cons
     return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
-/* Whether the environment says that nothing is to be found. */
+/* Whether the environment asks for no algorithm to be found. */
 static bool is_hidden(const Problem &p, cublasStatus_t *status) {
     const char *setting = getenv("EMU_CUBLASLT_NONE");
     const long value = setting ? atol(setting) : 0;

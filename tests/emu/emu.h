@@ -42,12 +42,12 @@ extern __thread int comparable;
 
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Each API function that can fail starts with this; what it returns, unless cudaSuccess, is to be returned
- * at once: the injected error when the n-th call has come, else an error of this device that sticks. */
+/* Each API function that can fail starts with this; a result other than cudaSuccess is to be returned at once: the injected
+ * error at the n-th call, or a sticky error of this device. */
 cudaError_t enter(cudaError_t injected);
 /* True, after a report, while this thread is sealed. */
 bool sealed(const char *function);
-/* Counts the call and says whether the fault injection hits it. */
+/* Counts the call; true when the fault injection hits it. */
 bool injected_fault();
 /* Stores the error for cudaGetLastError. */
 cudaError_t remember(cudaError_t error);
@@ -69,13 +69,13 @@ enum Handle {
 };
 void count_handle(Handle kind, int change);
 
-/* Whether kernels of a device may touch memory of another one. */
+/* Whether kernels of a device may access memory of another one. */
 bool may_access(int device, int owner);
 
 /* ---- names for reports (symbol.cpp) ---- */
 
 std::string kernel_name(const void *kernel);
-/* "file:line" of an instruction; NULL for one that the layer carries out. */
+/* "file:line" of an instruction; NULL for one inside the emulation. */
 std::string source_of(const void *pc);
 
 /* ---- memory (memory.cpp) ---- */
@@ -83,7 +83,7 @@ std::string source_of(const void *pc);
 struct Block {
     char *base;
     size_t bytes;
-    char *pages; /* whole pages that hold it; the page behind them is never mapped */
+    char *pages; /* the whole pages that contain it; the page after them is never mapped */
     size_t page_bytes;
     int device; /* -1: pinned host memory */
     bool registered;
@@ -100,31 +100,31 @@ inline bool in_device_range(const void *address) {
 
 Block *allocate_device(int device, size_t bytes); /* NULL beyond the quota */
 bool free_device(void *base);                     /* false: no such block */
-/* A block of another process, at an address of this one; takes over the file that is its pages. */
+/* A block of another process, at an address of this one; takes over the file that holds its pages. */
 Block *open_device(int device, size_t bytes, size_t page_bytes, int file);
-/* The live block that holds the address; NULL when there is none. */
+/* The live block that contains the address; NULL when there is none. */
 Block *find_block(const void *address);
 std::string describe(const void *address);
 /* 0xFF is NaN in every floating-point type, and an unlikely integer. */
 const unsigned char kFresh = 0xff;
 
-/* While alive, this thread may touch device memory on behalf of a device operation. */
+/* While it is alive, this thread may access device memory on behalf of a device operation. */
 struct DeviceAccess {
     DeviceAccess();
     ~DeviceAccess();
 };
 
-/* Copy on write of all device memory, for the comparison of orders. */
+/* Copy-on-write of all device memory, for the comparison of orders. */
 struct Chunk {
     char *address;
     size_t bytes;
     std::vector<char> before, first; /* at the start; after the first run */
 };
 void snapshot_begin();
-void snapshot_keep_first(); /* remembers this result, then restores */
+void snapshot_keep_first(); /* records this result, then restores */
 void snapshot_compare(const char *order,
                       const void *kernel); /* reports the first difference, then restores */
-void snapshot_end();                       /* puts the first result back */
+void snapshot_end();                       /* restores the first result */
 
 /* ---- kernels (exec.cpp) ---- */
 
@@ -144,7 +144,7 @@ bool execute(const Launch &launch);
 struct Stream;
 
 struct Item {
-    std::function<bool()> step; /* carries the item out; false: not yet possible */
+    std::function<bool()> step; /* executes the item; false: not yet possible */
     std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> after;
     bool unlocked = false; /* a host function: runs without the lock */
 };
@@ -152,7 +152,7 @@ struct Item {
 /* The stream of a handle, the legacy stream for 0; NULL after a report. */
 std::shared_ptr<Stream> resolve(cudaStream_t handle, const char *function);
 int device_of(const Stream &stream);
-/* Appends, or records while the stream is captured. The argument makes a fresh item for each replay. */
+/* Appends, or records while the stream is captured. The argument makes a new item for each replay. */
 cudaError_t submit(const std::shared_ptr<Stream> &stream, std::function<bool()> step);
 cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make);
 bool is_capturing(const Stream &stream);
@@ -160,7 +160,7 @@ bool is_capturing(const Stream &stream);
 bool breaks_capture(const char *function);
 cudaError_t wait_stream(const std::shared_ptr<Stream> &stream, const char *function);
 cudaError_t wait_device(int device, const char *function);
-/* Drives streams until done() or a hang, which it reports. */
+/* Drives streams until done(), or until a hang, which it reports. */
 bool wait_until(Lock &lock, const std::function<bool()> &done, const char *what);
 void drive();
 

@@ -1,10 +1,10 @@
 /* The executor: the threads of one block (or of the blocks of one cluster) as fibers, one running at a
  * time.
  *
- * A thread runs until it waits. It then picks the next ready lane of its warp, else of the warp that has
- * waited longest, and switches there directly. A thread that ends hands its warm stack to the next one
- * that has not begun. The last to arrive at a barrier or warp operation completes it for all and queues
- * itself with them: otherwise the next phase would not follow the chosen order. */
+ * A thread runs until it waits. It then picks the next ready lane of its warp, else of the warp that has waited longest, and
+ * switches there directly. A thread that ends passes its stack, which is still in the cache, to the next one that has not
+ * begun. The last to arrive at a barrier or warp operation completes it for all and queues itself with them: otherwise the next
+ * phase would not follow the chosen order. */
 #include "exec.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ Team team;
 __thread Thread *running;
 
 static Fiber main_fiber;
-/* Never destroyed: leak checks look for the stacks. */
+/* Never destroyed: leak checkers look for the stacks. */
 static std::vector<Fiber *> &free_fibers = *new std::vector<Fiber *>;
 static std::deque<Warp *> queue;
 static Warp *current_warp;
@@ -63,7 +63,7 @@ static void queue_warps(size_t first, size_t count) {
     if (order == EMU_DESCENDING) std::reverse(warps.begin(), warps.end());
     if (order == EMU_RANDOM)
         for (size_t i = count; i > 1; i--) std::swap(warps[i - 1], warps[next_random((unsigned)i)]);
-    current_warp = nullptr; /* the running warp starts the new phase in its place of the order */
+    current_warp = nullptr; /* the running warp starts the new phase at its position in the order */
     for (Warp *warp : warps) queue_warp(warp);
 }
 
@@ -109,8 +109,8 @@ static inline void switch_to(Fiber *from, Thread *next) {
     fiber_switch(from, next ? next->fiber : &main_fiber);
 }
 
-/* Lets others run: wait_as() for the thread that runs. Inline, like all that it calls, because barriers and warp
- * operations are what an emulation spends its time on. */
+/* Lets others run: wait_as() for the running thread. Inline, like all that it calls, because barriers and warp operations take
+ * most of an emulation's time. */
 static inline __attribute__((always_inline)) void wait_thread(Thread *self, const char *what,
                                                               const char *file, int line) {
     self->waits_for = what;
@@ -135,7 +135,7 @@ void wake_all(const char *what) {
         if (thread.waits_for == what) make_ready(&thread);
 }
 
-/* The life of a fiber: one thread after another, as long as the next one in order has not begun. */
+/* The life of a fiber: one thread after another, as long as the next one in the order has not begun. */
 static void thread_entry() {
     fiber_entered();
     for (;;) {
@@ -193,10 +193,10 @@ void kernel_failed(const char *format, ...) {
     Fiber *fiber = running->fiber;
     set_running(nullptr);
     fiber_switch(fiber, &main_fiber);
-    abort(); /* nobody comes back to a thread of a failed kernel */
+    abort(); /* no thread of a failed kernel is resumed */
 }
 
-/* Nobody is ready and somebody is alive: says who waits where and who has ended, a few of each. */
+/* No thread is ready and some are alive: reports which threads wait where and which have ended, a few of each. */
 static void report_deadlock() {
     std::string text;
     int listed = 0;
@@ -286,7 +286,7 @@ static bool run_team(uint3 corner) {
         report_deadlock();
         team.failed = true;
     }
-    for (Thread &thread : team.threads) { /* of a failed kernel: their stacks are simply used again */
+    for (Thread &thread : team.threads) { /* of a failed kernel: their stacks are reused */
         if (thread.fiber) free_fibers.push_back(thread.fiber);
         thread.fiber = nullptr;
     }
@@ -350,7 +350,7 @@ bool execute(const Launch &launch) {
 
 } // namespace emu
 
-/* ---- barriers and warp operations: what device code calls ---- */
+/* ---- barriers and warp operations, called by device code ---- */
 
 using namespace emu;
 
@@ -363,7 +363,7 @@ static const char *const warp_op_names[] = {
     "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync",
 };
 
-/* A file has one name in each unit that includes it, so the pointers nearly always say enough. */
+/* A file has one name in each unit that includes it, so comparing the pointers is nearly always enough. */
 static inline bool same_file(const char *a, const char *b) {
     return a == b || !strcmp(a, b);
 }
@@ -404,8 +404,7 @@ int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line
     return barrier.result;
 }
 
-/* Which lane a shuffle reads, as the PTX manual has it for shfl.sync: itself when the source is out of
- * range. */
+/* The lane that a shuffle reads, as the PTX manual defines shfl.sync: the lane itself when the source is out of range. */
 static inline unsigned shuffle_source(emu_warp_op op, unsigned width, unsigned delta, unsigned lane) {
     const unsigned base = lane & ~(width - 1);
     switch (op) {
@@ -430,7 +429,7 @@ static uint64_t reduce_two(emu_warp_op op, uint64_t a, uint64_t b) {
     }
 }
 
-/* What every lane of the mask gets alike. */
+/* A result that every lane of the mask gets alike. */
 static uint64_t common_result(const Warp &warp, emu_warp_op op, unsigned mask) {
     unsigned ballot = 0;
     const unsigned first = (unsigned)__builtin_ctz(mask);
@@ -498,7 +497,7 @@ static void complete_warp(Warp &warp, emu_warp_op op, unsigned mask) {
     }
 }
 
-/* Stops the kernel when this lane and a waiting lane do not mean the same operation. */
+/* Stops the kernel when this lane and a waiting lane have called different operations. */
 static inline void check_agreement(const Warp &warp, const Slot &mine, unsigned bit) {
     for (unsigned lanes = warp.waiting & ~bit; lanes; lanes &= lanes - 1) {
         const Slot &other = warp.slot[__builtin_ctz(lanes)];

@@ -15,7 +15,7 @@ const size_t kMaxShared = 227 << 10, kDefaultShared = 48 << 10;
 /* A group of threads that meet. All of them arrive before the first leaves. */
 struct Barrier {
     unsigned arrived, expected;
-    unsigned passed; /* times it was completed */
+    unsigned passed; /* number of completions */
     emu_block_op op;
     const char *file;
     int line, accumulated, result;
@@ -29,7 +29,7 @@ struct BlockState {
     Barrier barrier;
 };
 
-struct Slot { /* what a lane brings to a warp operation, beside its value */
+struct Slot { /* a lane's input of a warp operation, beside its value */
     const char *file;
     int line, parameter, width;
     unsigned mask;
@@ -40,9 +40,9 @@ struct Warp {
     BlockState *block;
     unsigned first;                         /* its first thread, in the team */
     unsigned exists, ready, waiting, ended; /* lanes, one bit each */
-    unsigned syncs;                         /* __syncwarp so far */
+    unsigned syncs;                         /* number of __syncwarp so far */
     bool queued;
-    uint64_t value[32]; /* what the lanes bring, then what they get */
+    uint64_t value[32]; /* the inputs of the lanes, then their results */
     Slot slot[32];
 };
 
@@ -80,7 +80,7 @@ extern Team team;
 extern __thread Thread *running; /* NULL in host code */
 extern char *arenas;             /* kMaxClusterBlocks of them, one after another */
 
-/* Lets other threads run; returns when somebody has made this one ready again. */
+/* Lets other threads run; returns when this one has been made ready again. */
 void wait_as(const char *what, const char *file, int line);
 void make_ready(Thread *thread);
 /* Makes ready all threads that wait in wait_as() under this name. */
@@ -102,14 +102,14 @@ void shared_end_launch();
 inline bool in_arenas(const void *address) {
     return (size_t)(static_cast<const char *>(address) - arenas) < kMaxClusterBlocks * kArenaBytes;
 }
-/* The declared variable that holds the bytes of some arena; false: a red zone or beyond. */
+/* The declared variable of some arena that contains the bytes; false: a red zone or beyond. */
 bool shared_holds(const void *address, size_t bytes);
 std::string shared_describe(const void *address);
 
 /* ---- bulk copies (bulk.cpp) ---- */
 
 void bulk_begin_team();
-void bulk_end_thread(Thread *thread); /* carries out what nobody waited for */
+void bulk_end_thread(Thread *thread); /* executes what was not waited for */
 
 /* ---- access checker (check.cpp) ---- */
 

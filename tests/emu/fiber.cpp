@@ -105,7 +105,7 @@ void fiber_prepare(Fiber *fiber, void (*entry)()) {
 }
 
 #ifdef EMU_ASAN
-static Fiber *asan_left; /* the fiber that was just left, to learn the bounds of the adopted one */
+static Fiber *asan_left; /* the fiber just left: to learn the bounds of the adopted one */
 #endif
 
 static void finish_switch(Fiber *self) {

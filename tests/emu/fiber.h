@@ -19,7 +19,7 @@ struct Fiber {
     void *sanitizer; /* the fake stack of ASan or the fiber of TSan */
 };
 
-/* Makes the running context a fiber, to come back to. */
+/* Makes the running context a fiber, to return to. */
 void fiber_adopt(Fiber *self);
 
 /* A fiber that will call entry() when it is switched to first; entry never returns. Its stack may have
@@ -38,8 +38,8 @@ void fiber_map(Fiber *fibers, size_t count);
 #    else
 #        define EMU_WIDE_REGISTERS
 #    endif
-/* Leaves the frame pointer and the place to go on at on one stack and takes them from the other. Inline, and every other
- * register is given up: so the compiler saves what is alive, once, where a function of its own would save all again.
+/* Saves the frame pointer and the address to resume at on one stack and loads them from the other. Inline, with every other
+ * register declared as changed: the compiler saves only the live ones, once, where a separate function would save all again.
  * The 128 bytes below the stack pointer belong to the caller. */
 inline __attribute__((always_inline)) void emu_switch_stacks(void **save, void *load) {
     __asm__ volatile("leaq 1f(%%rip), %%rax\n\t"

@@ -1,5 +1,5 @@
-/* Device memory: addresses that are never used twice, NaN at first, a guard page behind each block; pinned
- * memory; and the copy on write with which runs of one launch are compared. */
+/* Device memory: addresses that are never used twice, initially NaN, a guard page after each block; pinned memory; and the
+ * copy-on-write with which runs of one launch are compared. */
 #include "emu.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ static void install_handler();
 
 static void reserve() {
     if (device_range) return;
-    const size_t bytes = (size_t)1 << 38; /* 256 GiB of addresses; only what is allocated gets memory */
+    const size_t bytes = (size_t)1 << 38; /* 256 GiB of addresses; only what is allocated uses memory */
     void *range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) abort();
     device_range = static_cast<char *>(range);
@@ -77,7 +77,7 @@ Block *allocate_device(int device, size_t bytes) {
     char *pages = device_range + device_range_used;
     if (mprotect(pages, page_bytes, PROT_READ | PROT_WRITE)) return nullptr;
     if (page_bytes >= kLarge)
-        madvise(pages, page_bytes, MADV_HUGEPAGE); /* 500 times fewer faults for the fill */
+        madvise(pages, page_bytes, MADV_HUGEPAGE); /* 500 times fewer page faults for the fill */
     device_range_used += page_bytes + kPage;
     device_bytes[device] += padded;
     Block *block = new Block{ pages + page_bytes - padded, bytes, pages, page_bytes, device, false };
@@ -92,7 +92,7 @@ Block *allocate_device(int device, size_t bytes) {
     return block;
 }
 
-/* Processes that have a block of another one open hold a lock on its file, which ends with them. */
+/* A process that has opened another one's block holds a lock on its file, which ends with the process. */
 static struct flock lock_of(short kind) {
     struct flock lock;
     memset(&lock, 0, sizeof lock);
@@ -119,7 +119,7 @@ Block *open_device(int device, size_t bytes, size_t page_bytes, int file) {
     if (settings.host_faults && access_depth == 0) mprotect(pages, page_bytes, PROT_NONE);
     count_handle(kDeviceBlock, 1);
     check_new_block(*block);
-    check_written(block->base, bytes); /* by its owner, which is not seen from here */
+    check_written(block->base, bytes); /* by its owner, which is unknown here */
     return block;
 }
 
@@ -148,7 +148,7 @@ static void close_file(const Block &block) {
     close(block.file);
 }
 
-/* Writes behind a block that stay within its page show up when it is freed. */
+/* Finds writes after a block, within its last page, when it is freed. */
 static void check_canary(const Block &block) {
     const size_t padded = round_up(block.bytes, kAlign);
     EMU_UNPOISON(block.base, padded);
@@ -218,7 +218,7 @@ void snapshot_compare(const char *order, const void *kernel) {
     bool named = false;
     for (auto &entry : chunks) {
         Chunk &chunk = entry.second;
-        if (chunk.first.empty()) chunk.first = chunk.before; /* written in this order only */
+        if (chunk.first.empty()) chunk.first = chunk.before; /* written only in this order */
         for (size_t i = 0; !named && i < chunk.bytes; i++) {
             if (chunk.address[i] == chunk.first[i]) continue;
             named = true;
@@ -242,7 +242,7 @@ void snapshot_end() {
 static void install_handler() {
 } /* ASan has its own; the comparison then sees no writes, hence no difference */
 #else
-/* A write to a protected block: keeps what was there and lets the write go on. */
+/* A write to a protected block: saves the old contents and lets the write go on. */
 static bool snapshot_fault(char *address) {
     if (!snapshot_active) return false;
     Block *block = find_block(address);
@@ -349,7 +349,7 @@ cudaError_t cudaFree(void *pointer) {
     if (sealed("cudaFree")) return remember(cudaErrorNotPermitted);
     if (breaks_capture("cudaFree")) return remember(cudaErrorStreamCaptureUnsupported);
     if (!pointer) return cudaSuccess;
-    wait_device(device_of_block(pointer), "cudaFree"); /* as CUDA does, implicitly */
+    wait_device(device_of_block(pointer), "cudaFree"); /* implicitly, as CUDA does */
     Lock lock(big_lock);
     if (free_device(pointer)) return cudaSuccess;
     report("cudaFree of what cudaMalloc did not give: %s", describe(pointer).c_str());
@@ -413,7 +413,7 @@ cudaError_t cudaHostUnregister(void *pointer) {
     return forget_host(pointer, true) ? cudaSuccess : remember(cudaErrorHostMemoryNotRegistered);
 }
 
-/* What stands in a handle; the rest of it is zero. */
+/* The contents of a handle; the remaining bytes are zero. */
 struct Name {
     pid_t process;
     int file, device;
@@ -436,7 +436,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
     return cudaSuccess;
 }
 
-/* Lets the current device at memory of the other one, as the flag says. */
+/* The flag also lets the current device access the other device's memory. */
 cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags) {
     const cudaError_t entered = enter(cudaErrorNotSupported);
     if (entered) return entered;
@@ -452,7 +452,7 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     if (file < 0) return remember(cudaErrorNotSupported);
     if (name.device != current_device) {
         cudaDeviceEnablePeerAccess(name.device, 0);
-        cudaGetLastError(); /* it was on before */
+        cudaGetLastError(); /* it was enabled already */
     }
     Lock lock(big_lock);
     const Block *block = open_device(name.device, name.bytes, name.page_bytes, file);

@@ -1,6 +1,5 @@
-/* Communicators and groups. A call becomes a part of an item on its stream. When the item is first in its
- * stream its parts are posted; the last rank to post a collective carries it out for all. A send waits for
- * its receive. */
+/* Communicators and groups. A call becomes a part of an item on its stream. When the item is first in its stream its parts are
+ * posted; the last rank to post a collective executes it for all. A send waits for its receive. */
 #include "collective.h"
 
 #include <algorithm>
@@ -49,7 +48,7 @@ struct CommPart {
 
 struct GroupCall { /* collected between ncclGroupStart and ncclGroupEnd */
     std::vector<std::pair<std::shared_ptr<Stream>, std::vector<CommPart>>> by_stream;
-    std::vector<std::shared_ptr<Comm>> joining; /* to be complete at the end of the group */
+    std::vector<std::shared_ptr<Comm>> joining; /* to be completed at the end of the group */
     ncclResult_t error = ncclSuccess;
 };
 
@@ -152,7 +151,7 @@ static void withdraw(std::deque<Part *> &posted, const Part *part) {
     posted.erase(std::remove(posted.begin(), posted.end(), part), posted.end());
 }
 
-/* Takes back what an aborted rank has posted: its item ends, its peers wait on. */
+/* Withdraws what an aborted rank has posted: its item ends, its peers go on waiting. */
 static void withdraw_part(Group &group, const Part *part) {
     for (auto &posted : group.collectives) withdraw(posted, part);
     for (auto &entry : group.sends) withdraw(entry.second, part);
@@ -212,7 +211,7 @@ static ncclResult_t check_buffer(const Comm &comm, const Part &part, const void 
     return ncclSuccess;
 }
 
-/* Buffers may coincide as NCCL's in-place rules say, but not overlap otherwise. */
+/* Buffers may coincide as NCCL's rules for in-place calls say, but not overlap otherwise. */
 static ncclResult_t check_overlap(const Comm &comm, const Part &part, int ranks) {
     const size_t size = type_bytes(part.type) * part.count;
     const size_t send_bytes = size * send_factor(part, ranks), recv_bytes = size * recv_factor(part, ranks);
@@ -424,7 +423,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t *re
 
 /* ---- their end ---- */
 
-/* Waits until nothing of the communicator is left in a stream. */
+/* Waits until no stream has an item of the communicator. */
 static ncclResult_t drain(const std::shared_ptr<Comm> &comm, Lock &lock, const char *function) {
     return wait_until(
                lock, [&] { return comm->pending == 0; }, function)
@@ -479,7 +478,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
     Lock lock(big_lock);
     const std::shared_ptr<Comm> comm = resolve_comm(handle, "ncclCommGetAsyncError");
     if (!comm) return ncclInvalidArgument;
-    drive(); /* a loop of polls is progress */
+    drive(); /* polling in a loop counts as progress */
     *error = comm->async != ncclSuccess ? comm->async : complete(*comm) ? ncclSuccess : ncclInProgress;
     return ncclSuccess;
 }

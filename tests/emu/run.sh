@@ -1,6 +1,6 @@
 #!/bin/sh
 # Tests of the emulation itself, in its three builds: tests/emu/run.sh [plain] [checker] [asan]
-# CXX names the compiler, EMU_BUILD the folder for what is built (default build/emu of the repository).
+# CXX names the compiler, EMU_BUILD the build folder (default build/emu of the repository).
 here=$(cd "$(dirname "$0")" && pwd)
 build=${EMU_BUILD:-$here/../../build/emu}
 cxx=${CXX:-g++}

@@ -12,7 +12,7 @@ struct Attributes {
     bool large_clusters = false;
 };
 static std::map<const void *, Attributes> attributes; /* of kernels */
-static std::set<std::pair<int, int>> peers;           /* (device, whose memory it may touch) */
+static std::set<std::pair<int, int>> peers;           /* (device, device whose memory it may access) */
 static long launch_count;
 
 bool may_access(int device, int owner) {
@@ -48,7 +48,7 @@ static const char *launch_fault(const Launch &launch, const Attributes &kernel) 
     return nullptr;
 }
 
-/* Rules of our own units that a GPU does not enforce. */
+/* Rules of this library's own units that a GPU does not enforce. */
 static const char *rule_fault(const Launch &launch) {
     return volume(launch.block) % 32 ? "the block size is no multiple of 32" : nullptr;
 }
@@ -295,14 +295,14 @@ void carry_out(const Copy &copy, const char *from) {
     }
 }
 
-/* Blocks may be freed between the call and the execution: looked up again then. */
+/* Looked up again: blocks may be freed between the call and the execution. */
 bool still_valid(const Copy &copy) {
     return range_is_valid(copy.to, copy.width, copy.to_device, "a copy in a stream") &&
            range_is_valid(copy.from, copy.width, copy.from_device, "a copy in a stream");
 }
 
-/* How CUDA does it: a pageable source is read during the call (through a staging buffer); a pageable
- * destination makes the call wait; pinned memory and device memory are touched when the stream gets there. */
+/* How CUDA does it: a pageable source is read during the call (through a staging buffer); a pageable destination makes the call
+ * wait; pinned memory and device memory are accessed when the stream gets there. */
 cudaError_t submit_copy(const std::shared_ptr<Stream> &stream, const Copy &copy, bool *wait) {
     const bool pageable_source = !copy.from_device && !find_block(copy.from);
     *wait = copy.from_device && !copy.to_device && !find_block(copy.to);

@@ -1,5 +1,5 @@
-/* Shared memory: one arena a block. Each declaration gets its place at the first use in a launch, the same
- * in every block, between red zones. Everything is NaN when a block begins. */
+/* Shared memory: one arena per block. Each declaration gets its address at the first use in a launch, the same in every block,
+ * between red zones. Everything is NaN when a block begins. */
 #include "exec.h"
 #include "sanitizer.h"
 
@@ -14,8 +14,8 @@ struct Variable {
     const char *name;
 };
 
-static const unsigned char kZone = 0xfb;  /* what red zones hold */
-static const size_t kDynamicOffset = 128; /* behind the first red zone, aligned for bulk copies */
+static const unsigned char kZone = 0xfb;  /* the contents of red zones */
+static const size_t kDynamicOffset = 128; /* after the first red zone, aligned for bulk copies */
 static std::vector<Variable> variables;   /* of the running launch, by offset */
 static size_t used, static_bytes, dynamic_bytes;
 static unsigned serial; /* of the launch, as the sites remember it */
@@ -28,7 +28,7 @@ void shared_map() {
     arenas = static_cast<char *>(mapping);
 }
 
-/* In every block of the cluster: the variable becomes NaN, what follows it a red zone. */
+/* In every block of the cluster: fills the variable with NaN and makes what follows it a red zone. */
 static void add_variable(size_t offset, size_t bytes, const char *name, size_t zone_end) {
     variables.push_back({ offset, bytes, name });
     for (size_t b = 0; b < team.blocks.size(); b++) {
@@ -64,7 +64,7 @@ void shared_begin_block(unsigned rank) {
     for (const Variable &variable : variables) memset(arena + variable.offset, kFresh, variable.bytes);
 }
 
-/* Reports the first byte of [begin, end) that is no longer the red zone's. */
+/* Reports the first byte of [begin, end) that has changed. */
 static bool check_zone(const char *arena, size_t begin, size_t end, const char *after) {
     for (size_t i = begin; i < end; i++) {
         if (static_cast<unsigned char>(arena[i]) == kZone) continue;

@@ -1,8 +1,8 @@
 /* Streams, events and graphs.
  *
- * A stream is a queue of items. Whoever waits, and in eager mode whoever submits, drives the queues of all
- * streams: it carries out any first item whose predecessors are done. An item that cannot finish yet (a
- * collective whose peers are missing) stays first and is asked again. */
+ * A stream is a queue of items. Whoever waits, and in eager mode whoever submits, drives the queues of all streams: it executes
+ * any first item whose predecessors are done. An item that cannot finish yet (a collective whose peers are missing) stays first
+ * and is tried again. */
 #include "emu.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Stream {
     std::deque<Item> queue;
     uint64_t issued = 0, completed = 0;
     bool busy = false;            /* its first item runs without the lock */
-    emu_graph *capture = nullptr; /* what is being recorded */
+    emu_graph *capture = nullptr; /* the capture in progress */
     bool capture_origin = false;
 };
 
@@ -45,7 +45,7 @@ struct emu_event {
     uint64_t sequence;
     emu_graph *captured; /* recorded in this capture */
     unsigned flags;
-    uint64_t tick; /* of the last record that was carried out */
+    uint64_t tick; /* of the last executed record */
 };
 
 namespace emu {
@@ -89,7 +89,7 @@ static bool run_first(Stream &stream) {
     return true;
 }
 
-/* Carries out one item of some stream; false when nothing can go on. */
+/* Executes one item of some stream; false when nothing can go on. */
 static bool drive_one() {
     const size_t count = streams.size();
     for (size_t i = 0; i < count; i++) {
@@ -239,7 +239,7 @@ static cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
     return cudaSuccess;
 }
 
-/* What synchronising calls check first; 0 to go on. */
+/* The first check of synchronising calls; 0 to go on. */
 static cudaError_t enter_waiting(const char *function) {
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
@@ -248,7 +248,7 @@ static cudaError_t enter_waiting(const char *function) {
     return cudaSuccess;
 }
 
-/* The error that a device keeps, after work on it was waited for. */
+/* The sticky error of a device, after waiting for its work. */
 static cudaError_t after_waiting(cudaError_t waited) {
     return waited ? remember(waited) : remember(sticky_error(current_device));
 }
@@ -276,7 +276,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return cudaSuccess;
 }
 
-/* What was submitted before is still carried out, as in CUDA. */
+/* What was submitted before is still executed, as in CUDA. */
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = handle ? resolve(handle, "cudaStreamDestroy") : nullptr;
@@ -316,7 +316,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamQuery");
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
     if (idle(*stream)) return remember(sticky_error(current_device));
-    drive_one(); /* one step, so that a loop of queries ends */
+    drive_one(); /* one item, so that a loop of queries ends */
     return cudaErrorNotReady;
 }
 
@@ -377,7 +377,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaEventRecord");
     if (!stream || !known(event, "cudaEventRecord")) return remember(cudaErrorInvalidResourceHandle);
     event->captured = stream->capture;
-    if (stream->capture) return cudaSuccess; /* replays keep the order of recording anyway */
+    if (stream->capture) return cudaSuccess; /* replays use the recorded order anyway */
     submit(stream, [event] {
         if (events.count(event)) event->tick = ++ticks;
         return true;
@@ -525,8 +525,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 
-/* The library's ranks look again and again for one another, and yield in between. Here the other one mostly has a kernel
- * running, under the lock: so who yields sleeps until that is over, and leaves the core to it. */
+/* The library's ranks poll each other and yield in between. Here the other rank mostly runs a kernel, under the lock; so a rank
+ * that yields sleeps until the kernel ends, and leaves the core to it. */
 extern "C" int sched_yield(void) noexcept {
     big_lock.lock();
     big_lock.unlock();

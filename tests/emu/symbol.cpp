@@ -1,5 +1,4 @@
-/* Names of kernels and source lines, for reports: by the tool that comes with every compiler, looked up
- * once. */
+/* Names of kernels and source lines, for reports: from addr2line, looked up once. */
 #include "emu.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* The frame of this folder's own tests: named tests, checks that go on, counts at the end. */
+/* The test runner of this folder: named tests, checks that go on after a failure, counts at the end. */
 #ifndef EMU_TEST_H
 #define EMU_TEST_H
 
@@ -19,7 +19,7 @@ void check(bool condition, const char *text, const char *file, int line, const s
 #define CHECK(condition) check((condition), #condition, __FILE__, __LINE__, "")
 #define CHECK_WITH(condition, detail) check((condition), #condition, __FILE__, __LINE__, (detail))
 
-/* Runs a test unless the program's argument is no part of its name. */
+/* Runs a test if its name contains the program's argument, or if there is no argument. */
 void test(const char *name, const std::function<void()> &body);
 void skip(const char *name, const char *why);
 

@@ -1,5 +1,5 @@
-/* Tests of the emulation itself: every right kernel is clean in every order, every injected bug is seen in
- * the builds that promise to see it. The same source is built plain, with the checker, and with ASan. */
+/* Tests of the emulation itself: every correct kernel is clean in every order, every injected bug is found by the builds that
+ * promise to find it. The same source is built plain, with the checker, and with ASan. */
 #include "test.h"
 #include "test_kernels.h"
 #include "sanitizer.h"
@@ -90,7 +90,7 @@ static Outcome run_case(const Case &c, int bug, const Mode &mode) {
     });
 }
 
-/* What a report must say in this mode; NULL when any sign of the bug will do. */
+/* What a report must contain in this mode; NULL when any sign of the bug will do. */
 static const char *expected_phrase(const Case &c, const Mode &mode) {
     if (mode.seen == SEEN_CHECKER) return c.checker;
     if (mode.seen == SEEN_COMPARE) return c.plain;
@@ -111,7 +111,7 @@ static void test_case(const Case &c) {
     }
 }
 
-/* How a bug showed: "report", "result" (that alone was wrong), "fault" (a signal), "-" (not at all). */
+/* How a bug showed: "report", "result" (only the result was wrong), "fault" (a signal), "-" (not at all). */
 const char *sign_of(const Outcome &outcome) {
     const bool sanitized = outcome.text.find("runtime error") != std::string::npos ||
                            outcome.text.find("AddressSanitizer") != std::string::npos;
@@ -120,7 +120,7 @@ const char *sign_of(const Outcome &outcome) {
     return outcome.status == 1 && !sanitized ? "result" : "report";
 }
 
-/* test_emu --table: one row a bug with its sign in each mode of this build; README.md has these rows. */
+/* test_emu --table: one row per bug with its sign in each mode of this build; README.md has these rows. */
 static int print_table() {
     printf("%-42s", "");
     for (const Mode &mode : modes) printf(" %-14s", mode.name);

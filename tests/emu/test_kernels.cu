@@ -1,4 +1,4 @@
-// Kernels with injected bugs, each beside its right form: `bug` is 0 or the number of the bug.
+// Kernels with injected bugs, each beside its correct form: `bug` is 0 or the number of the bug.
 #include "test_kernels.h"
 
 #include <cuda_bf16.h>
@@ -142,7 +142,7 @@ static int read_past_end(int bug) {
 __global__ void shared_past_end_kernel(float *y, int bug) {
     XD_SHARED(float, part, [kThreads]);
     XD_SHARED(float, other, [kThreads]);
-    float *first = part; // a pointer, so that no compiler knows the bound
+    float *first = part; // a pointer, so that the compiler does not know the bound
     other[threadIdx.x] = 1.0f;
     first[threadIdx.x + (bug ? 1 : 0)] = 2.0f;
     __syncthreads();
@@ -240,7 +240,7 @@ static int last_block(int bug) {
     return differs(y, [](size_t) { return 36.0f; });
 }
 
-// ---- barriers that not everybody reaches ----
+// ---- barriers that not every thread reaches ----
 
 __global__ void divergent_kernel(float *y, int bug) {
     XD_SHARED(float, word, );
@@ -401,7 +401,7 @@ __global__ void cluster_kernel(float *y, int bug) {
     if (bug != 1) emu_cluster_sync();
     const float *right = emu_map_shared(&part[0], (rank + 1) % size);
     y[blockIdx.x * 32 + t] = right[t];
-    if (bug != 2) emu_cluster_sync(); // nobody may overwrite or leave while others read
+    if (bug != 2) emu_cluster_sync(); // no block may overwrite or exit while others read
     part[t] = -1.0f;
 }
 
@@ -503,7 +503,7 @@ static int missing_event(int bug) {
 }
 
 #ifdef __clang__
-#    define SEEN_BY_UBSAN 0 // it may combine the parts of the load before they are checked
+#    define SEEN_BY_UBSAN 0 // the compiler may combine the two halves of the load before they are checked
 #else
 #    define SEEN_BY_UBSAN (SEEN_CHECKER | SEEN_ASAN)
 #endif
@@ -556,7 +556,7 @@ const Case kernel_cases[] = {
 };
 const int kernel_case_count = (int)(sizeof kernel_cases / sizeof kernel_cases[0]);
 
-// ---- what the tests of streams and launches use ----
+// ---- used by the tests of streams and launches ----
 
 cudaError_t launch_add(float *y, const float *x, float add, int count, cudaStream_t stream) {
     return launch(add_kernel, dim3((unsigned)(count + 63) / 64), 64, 0, stream, y, x, add, count);
@@ -615,7 +615,7 @@ __global__ void operations_kernel(const int *x, int *y) {
     y[kUp * 64 + t] = __shfl_up_sync(~0u, v, 3);
     y[kDown * 64 + t] = __shfl_down_sync(~0u, v, 5, 16);
     y[kIndex * 64 + t] = __shfl_sync(~0u, v, (int)(t * 7 % 32));
-    y[kXorHalf * 64 + t] = (int)(__shfl_xor_sync(~0u, v * (1ll << 32), 4) >> 32); // both words travel
+    y[kXorHalf * 64 + t] = (int)(__shfl_xor_sync(~0u, v * (1ll << 32), 4) >> 32); // both words of the value are shuffled
     y[kBallot * 64 + t] = (int)__ballot_sync(~0u, v & 1);
     y[kAny * 64 + t] = __any_sync(~0u, v == x[40]);
     y[kAll * 64 + t] = __all_sync(~0u, v < 1000);
@@ -657,7 +657,7 @@ static int expected_operation(int row, unsigned t, const int *x) {
     case kMax: return (int)largest;
     case kOr: return (int)bits;
     case kSyncCount: return odd;
-    default: return 1; // all and any of things that hold
+    default: return 1; // all and any of true predicates
     }
 }
 

@@ -1,11 +1,11 @@
-/* Cases of tests/emu: each runs a small kernel, right (bug == 0) or with one injected bug, and returns 0
- * when the result is the expected one. */
+/* Cases of tests/emu: each runs a small kernel, correct (bug == 0) or with one injected bug, and returns 0 when the result is
+ * as expected. */
 #ifndef EMU_TEST_KERNELS_H
 #define EMU_TEST_KERNELS_H
 
 #include <cuda_runtime.h>
 
-/* The builds, and the modes of the plain build, in which a bug has to be seen. */
+/* The builds, and the modes of the plain build, in which a bug has to be found. */
 enum {
     SEEN_ASCENDING = 1,
     SEEN_DESCENDING = 2,
@@ -30,7 +30,7 @@ extern const int kernel_case_count;
 
 /* For tests of streams: y[i] = x[i] + add, by a kernel. */
 cudaError_t launch_add(float *y, const float *x, float add, int count, cudaStream_t stream);
-/* Launches with these numbers, to be refused or not. */
+/* Launches with these numbers, which may be refused. */
 cudaError_t launch_shape(dim3 grid, dim3 block, size_t dynamic_bytes, cudaStream_t stream);
 cudaError_t allow_dynamic(int bytes);
 cudaError_t launch_trap(cudaStream_t stream);

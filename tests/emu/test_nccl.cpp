@@ -1,5 +1,4 @@
-/* Tests of the emulated NCCL: every collective against a plain loop, and the misuse that has to be named
- * or to hang. */
+/* Tests of the emulated NCCL: every collective against a plain loop, and misuse, which has to be reported or to hang. */
 #include "test.h"
 
 #include <math.h>
@@ -137,7 +136,7 @@ int gathers_and_scatters(Rank &self) {
     return wrong;
 }
 
-/* Everybody sends to his right neighbour; grouped, since send and receive wait for each other. */
+/* Every rank sends to its right neighbour; grouped, since send and receive wait for each other. */
 int exchange(Rank &self, bool grouped) {
     const int right = (self.rank + 1) % self.ranks, left = (self.rank + self.ranks - 1) % self.ranks;
     Buffer data(sent_by(self.rank, kCount)), came(kCount * 4);
@@ -153,7 +152,7 @@ int exchange(Rank &self, bool grouped) {
     return wrong + differences(came, [&](size_t i) { return sent(left, i); });
 }
 
-/* Sums round at each hop to the type of the memory, in the order of ranks. */
+/* Sums are rounded to the type of the memory after each addition, in the order of ranks. */
 int bf16_order(Rank &self) {
     const unsigned short values[3] = { 0x4380, 0x3f80, 0xc380 }; /* 256, 1, -256: 256 + 1 rounds to 256 */
     Buffer data(std::vector<unsigned short>(1, values[self.rank]));
@@ -266,7 +265,7 @@ const Misuse misuses[] = {
       } },
     { "a buffer is on another device", "is on device 0, the communicator on device",
       [](Rank &self) {
-          if (self.rank == 0) return 0; /* his own buffer would be right */
+          if (self.rank == 0) return 0; /* its own buffer would be right */
           cudaSetDevice(0);
           Buffer data(16);
           return (int)ncclAllReduce(data.device, data.device, 4, ncclFloat32, ncclSum, self.comm,
@@ -288,7 +287,7 @@ const Misuse misuses[] = {
       } },
 };
 
-/* An async error: nothing finishes, the poll sees it, the abort frees the stream. */
+/* An asynchronous error: nothing finishes, the poll returns it, the abort frees the stream. */
 int error_then_abort(Rank &self) {
     Buffer data(64);
     ncclResult_t error = ncclSuccess;

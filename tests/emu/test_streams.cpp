@@ -25,7 +25,7 @@ static float first_of(const float *device) {
     return value;
 }
 
-/* Takes the reports; true when one of them holds the phrase. */
+/* Takes the reports; true when one of them contains the phrase. */
 static bool reported(const char *phrase) {
     static char text[20000];
     return emu_take_reports(text, sizeof text) > 0 && strstr(text, phrase);
@@ -176,7 +176,7 @@ static void graphs_replay() {
     void *block;
     CHECK(cudaMalloc(&block, 4) == cudaErrorStreamCaptureUnsupported && reported("captures"));
     CHECK(cudaStreamEndCapture(a, &graph) == cudaSuccess);
-    CHECK(first_of(x) == 0.0f); /* nothing ran yet */
+    CHECK(first_of(x) == 0.0f); /* nothing has run yet */
     CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
     for (int i = 0; i < 3; i++) CHECK(cudaGraphLaunch(exec, a) == cudaSuccess);
     CHECK(first_of(x) == 9.0f && calls == 3);
@@ -187,8 +187,8 @@ static void graphs_replay() {
     cudaGetLastError();
 }
 
-/* What the other process finds, as its exit status: 1 + the number of what was wrong. It keeps the block open until a
- * byte comes, and answers one. */
+/* What the other process finds, as its exit status: 1 + the number of the failed check. It keeps the block open until it
+ * receives a byte, and answers with one. */
 static int look_from_outside(cudaIpcMemHandle_t handle, int from, int to) {
     float *opened = nullptr;
     char byte = 0;
@@ -295,7 +295,7 @@ static void stream_ordered_memory() {
     cudaStreamDestroy(stream);
 }
 
-/* What ends the process or needs a setting at its start runs apart. */
+/* What ends the process, or needs a setting at its start, runs in a separate process. */
 static void bad_ends_show() {
     const Outcome leak = run_apart([] {
         device_array(0.0f);

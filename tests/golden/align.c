@@ -39,7 +39,7 @@ static bool equals(xd_text text, xd_text other) {
 
 /* ---- pairs ---- */
 
-/* The peer writes an empty side as (-1, -1). */
+/* The reference implementation writes an empty side as (-1, -1). */
 static int64_t pair_value(const xd_aligned_chunk *c, int which) {
     const bool student = which < 2;
     const int32_t begin = student ? c->student_begin : c->teacher_begin;

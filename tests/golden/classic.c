@@ -354,7 +354,7 @@ static void support_run(golden_case *c) {
     xd_vocab_destroy(k.vocab);
 }
 
-/* ---- what later parts of the library answer ---- */
+/* ---- cases of later parts of the library ---- */
 
 static const char *const classic_later[][2] = {
     { "ULDLoss", "not built: universal logit distillation" },

@@ -1,6 +1,5 @@
-/* Memory of the calls of a case. The kinds keep everything on the host and lend arrays to a call; on a device
- * a lent array is a copy, and what the call has written there comes back. Built with GOLDEN_CUDA, contexts
- * compute on a GPU. */
+/* Memory for the calls of a case. The kinds keep everything on the host and lend arrays to a call; on a device a lent array is
+ * a copy, and what the call has written there is copied back. Built with GOLDEN_CUDA, contexts compute on a GPU. */
 #include "golden.h"
 
 #include <stdio.h>
@@ -37,7 +36,7 @@ bool golden_on_device(const xd_ctx *ctx) {
 
 /* ---- loans ---- */
 
-/* A copy that fails leaves nothing to compare: the program stops. */
+/* If a copy fails there is nothing to compare: the program stops. */
 static void golden_copy(xd_ctx *ctx, void *to, const void *from, size_t bytes, xd_copy_kind kind) {
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
@@ -147,7 +146,7 @@ xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits
     return golden_back(l, xd_accuracy(l->ctx, vocab, golden_rows_in(l, logits), &lent, NULL, there));
 }
 
-/* A device does not return data errors, it notes them in a status; both fail the case. */
+/* A device does not return data errors but records them in a status; both fail the case. */
 static xd_result golden_found(golden_loans *l, xd_result result, const xd_status *status) {
     result = golden_back(l, result);
     return result == XD_OK ? xd_status_check(l->ctx, status) : result;

@@ -12,7 +12,7 @@ enum { ROOM = 64, NAME = 256 }; /* tensors of a toy model; bytes of a tensor's n
 typedef struct model {
     int count;
     const char *names[ROOM]; /* "w" of "in.init.w" */
-    void *values[ROOM];      /* on the host; params hold what is lent of them */
+    void *values[ROOM];      /* on the host; params holds what is lent of them */
     xd_param params[ROOM];
     golden_loans loans, gradients;
 } model;
@@ -84,7 +84,7 @@ static xd_ema_desc ema_desc(const golden_case *c, bool widen) {
     return d;
 }
 
-/* The shadow after call `step` against the file, in the dtype of the run. */
+/* Compares the shadow after call `step` with the file, in the dtype of the run. */
 static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
     char name[NAME];
     for (int64_t i = 0; i < xd_ema_count(ema); i++) {
@@ -104,7 +104,7 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
     }
 }
 
-/* Saves the shadows, throws the average away, and loads them into a new one, as a resumed job does. */
+/* Saves the shadows, destroys the average, and loads them into a new one, as a resumed job does. */
 static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema **ema) {
     xd_param saved[ROOM];
     golden_loans *l = golden_case_loans(c);
@@ -375,7 +375,7 @@ static void clip_run(golden_case *c) {
     const double max_norm = golden_number(c, "cfg.max_norm", 0.0);
     const double type =
         golden_is(c, "cfg.norm_type", "inf") ? (double)INFINITY : golden_number(c, "cfg.norm_type", 2.0);
-    const bool given = golden_text(c, "cfg.total_norm") != NULL; /* NeMo hands the norm in */
+    const bool given = golden_text(c, "cfg.total_norm") != NULL; /* NeMo passes the norm in */
     xd_gradient_norm_desc desc;
     xd_gradient_norm norm;
     memset(&desc, 0, sizeof desc);

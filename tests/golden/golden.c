@@ -1,7 +1,6 @@
-/* golden [--cpu=LEVEL] [--invariant] DIR...: runs every vector file below the directories against the public
- * API; golden.h tells the rest. Ends with `N passed, N failed, N skipped`; skips are listed by reason and
- * count. A machine without the level is status 77. Built with GOLDEN_CUDA it runs on a GPU, or on its
- * emulation, what golden_host_only does not list. */
+/* golden [--cpu=LEVEL] [--invariant] DIR...: runs every vector file below the directories against the public API; see golden.h.
+ * Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. On a machine without the level the exit
+ * status is 77. Built with GOLDEN_CUDA it runs on a GPU, or on its emulation, what golden_host_only does not list. */
 #define _DEFAULT_SOURCE /* scandir */
 #define XDISTILL_IMPLEMENTATION
 #include "golden.h"
@@ -68,8 +67,8 @@ static const char *const golden_areas_not_built[][2] = {
     { "dmd", "not built: DMD losses and schedules" },
 };
 
-/* What a GPU has no form of. Every other case has to run there by kernels: an answer that it is not supported
- * fails. A kind of NULL is the whole area. */
+/* What has no form on a GPU. Every other case has to run there by kernels: the answer "not supported" fails. A kind of NULL is
+ * the whole area. */
 static const struct {
     const char *area, *kind, *reason;
 } golden_host_only[] = {
@@ -262,7 +261,7 @@ static void golden_compare(golden_case *c, const char *name, const golden_array 
         if (golden_same(got[i], expected->values[i], bound)) continue;
         golden_fail(c, "%s[%lld]: got %.17g, expected %.17g, bound %.3g", name, (long long)i, got[i],
                     expected->values[i], bound);
-        return; /* the first difference of a tensor tells enough */
+        return; /* the first difference of a tensor is enough */
     }
 }
 
@@ -328,7 +327,7 @@ void golden_ulps(golden_case *c, const char *name, const void *got, int64_t coun
 
 /* ---- running ---- */
 
-/* Kernels launched so far on an emulated GPU; where nobody counts them, one more in each call. */
+/* Kernels launched so far on an emulated GPU; where they are not counted, one more in each call. */
 static long golden_launches(void) {
 #if defined(XD_EMU)
     return emu_launch_count();
@@ -395,7 +394,7 @@ static void golden_count_skip(golden_totals *totals, const char *text) {
     totals->skipped++;
     int i = 0;
     while (i < totals->reason_count && strcmp(totals->reasons[i].text, text) != 0) i++;
-    if (i == GOLDEN_REASONS) i = GOLDEN_REASONS - 1; /* counted under the last one rather than lost */
+    if (i == GOLDEN_REASONS) i = GOLDEN_REASONS - 1; /* counted under the last reason rather than lost */
     if (i == totals->reason_count) {
         snprintf(totals->reasons[i].text, sizeof totals->reasons[i].text, "%s", text);
         totals->reason_count++;

@@ -1,7 +1,6 @@
-/* Golden vectors: every file is one case that a peer's own code produced. golden.c finds the files, reads
- * metadata and tensors, compares and counts; device.c gives memory of a GPU to calls; the kinds (ema_optim.c,
- * classic.c, ...) know which public calls answer a case.
- * A kind is chosen by area, origin and configuration, never by the case's name. */
+/* Golden vectors: every file is one case, produced by the code of another library (the peer). golden.c finds the files, reads
+ * metadata and tensors, compares and counts; device.c gives memory of a GPU to calls; the kinds (ema_optim.c, classic.c, ...)
+ * know which public calls answer a case. A kind is chosen by area, origin and configuration, never by the case's name. */
 #ifndef GOLDEN_H
 #define GOLDEN_H
 
@@ -56,8 +55,8 @@ xd_result golden_device_open(xd_ctx *ctx, golden_device **out);
 void golden_device_close(golden_device *device);
 bool golden_on_device(const xd_ctx *ctx);
 
-/* Arrays that a call works on, lent to it where its context's kernels reach them: on the CPU the host's own,
- * on a device copies. Of one thread. */
+/* Arrays that a call works on, lent to it in memory that its context's kernels can access: on the CPU the host's arrays, on a
+ * device copies. For one thread. */
 enum { GOLDEN_LOANS = 128 };
 typedef struct golden_loans {
     xd_ctx *ctx;
@@ -72,22 +71,21 @@ typedef struct golden_loans {
 void golden_loans_open(golden_loans *l, xd_ctx *ctx);
 golden_loans *golden_case_loans(golden_case *c);
 
-/* The address to give to the call; NULL stays NULL. What is lent by `out` comes back as the call left it. */
+/* The address to give to the call; NULL stays NULL. What is lent by `out` is copied back as the call left it. */
 const void *golden_in(golden_loans *l, const void *host, size_t bytes);
 void *golden_out(golden_loans *l, void *host, size_t bytes);
 xd_rows golden_rows_in(golden_loans *l, xd_rows rows);
 xd_rows golden_rows_out(golden_loans *l, xd_rows rows);
 /* The host's arrays were rewritten: lends them again, at the same addresses. */
 void golden_renew(golden_loans *l);
-/* Brings back, and the loans go on. */
+/* Copies back; the loans go on. */
 void golden_home(golden_loans *l);
-/* Behind a call, whose result it returns: brings back and ends every loan. */
+/* After a call, whose result it returns: copies back and ends every loan. */
 xd_result golden_back(golden_loans *l, xd_result result);
 /* Memory that the library owns, on the host. */
 const void *golden_fetch(golden_case *c, const void *there, size_t bytes);
 
-/* Calls of the library with the host's arrays in their descs; a finding of a device is an error, as on the
- * CPU. */
+/* Calls of the library with the host's arrays in their descs; a finding on a device is an error, as on the CPU. */
 xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_cosine_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_values *out);
@@ -108,7 +106,7 @@ bool golden_flag(const golden_case *c, const char *key, bool absent);
 /* A JSON list of numbers; returns how many (at most `room`), -1 when absent. */
 int golden_numbers(const golden_case *c, const char *key, double *values, int room);
 
-/* Tensors. golden_has asks; golden_tensor fails the case when the name is absent and gives an empty array. */
+/* Tensors. golden_has tests for a name; golden_tensor fails the case when the name is absent, and returns an empty array. */
 bool golden_has(const golden_case *c, const char *name);
 golden_array golden_tensor(golden_case *c, const char *name);
 int golden_tensor_count(const golden_case *c);
@@ -117,7 +115,7 @@ const char *golden_tensor_name(const golden_case *c, int index);
 float *golden_f32(golden_case *c, const golden_array *a);
 int64_t *golden_i64(golden_case *c, const golden_array *a);
 uint8_t *golden_u8(golden_case *c, const golden_array *a);
-/* Zeroed, freed after the case; the program stops when there is none. */
+/* Zeroed, freed after the case; the program stops when there is no memory. */
 void *golden_memory(golden_case *c, size_t bytes);
 
 /* Comparisons against tensor `name`. A failure prints tensor, index, got, expected and bound. M = max |expected|.

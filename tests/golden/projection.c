@@ -316,7 +316,7 @@ static void check_stage(vocabularies *v, const char *stage, const xd_projection_
                         sorted[i]);
 }
 
-/* Does another vote of the same student id weigh the same to a unit of bf16? Then either may be kept. */
+/* Does another vote of the same student id have the same weight up to one unit of bf16? Then either may be selected. */
 static bool tied(const xd_vote *cells, int64_t count, int64_t i) {
     for (int64_t j = 0; j < count; j++)
         if (j != i && cells[j].student_id == cells[i].student_id &&
@@ -454,8 +454,7 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
     return xd_projection_from_cells(golden_ctx(c), &list, out);
 }
 
-/* The place of a teacher id in a sorted list of columns; the id itself without a list; -1 when it is not
- * there. */
+/* The index of a teacher id in a sorted list of columns; the id itself without a list; -1 when it is not there. */
 static int64_t column_place(const golden_array *columns, int32_t id) {
     for (int64_t i = 0; columns && i < columns->count; i++)
         if (columns->values[i] == (double)id) return i;

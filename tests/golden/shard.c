@@ -30,7 +30,7 @@ static bool line_part(golden_case *c, const xd_topology *t, int64_t n, int rank,
     if (!golden_ok(c, xd_layout_create(golden_ctx(c), &d, &layout))) return false;
     xd_layout_region(layout, rank, &region);
     *size = (double)xd_region_numel(&region);
-    /* An empty part has no begin of its own; the rule puts it at the end of what was split last. */
+    /* An empty shard has no begin of its own; the rule puts it at the end of what was split last. */
     *offset = region.count[0] ? (double)region.interval[0][0].begin : -1.0;
     xd_layout_destroy(layout);
     return true;
@@ -114,7 +114,7 @@ static bool sequence_claims(const golden_case *c) {
     return golden_is(c, "area", "xtoken-parts") && golden_origin_has(c, "cp_load_balanced_to_contiguous");
 }
 
-/* One rank's results; ranks write theirs only, and they are compared after all have come back. */
+/* One rank's results; every rank writes only its own, and they are compared after all ranks have returned. */
 typedef struct sequence_part {
     const float *balanced, *weight; /* this rank's shard; the whole weight */
     float *contiguous, *shifted, *gradient;
@@ -212,7 +212,7 @@ static xd_result sequence_rank(xd_comm *world, void *argument) {
     if (result == XD_OK) result = xd_layout_replicated(ctx, contiguous, &whole);
     if (result == XD_OK) result = sequence_move(world, balanced, p->balanced, contiguous, p->contiguous);
     if (result == XD_OK) result = sequence_shift(world, s, contiguous, p->shifted);
-    /* The gradient of a move is the move back: here from the weight's contiguous windows. */
+    /* The gradient of a move is the reverse move: here from the weight's contiguous windows. */
     if (result == XD_OK) result = sequence_move(world, whole, p->weight, balanced, p->gradient);
     if (result == XD_OK) result = sequence_indices(world, s, contiguous);
     xd_layout_destroy(whole);

@@ -111,7 +111,7 @@ void sharded_put_columns(const sharded_part *part, const float *mine, double *wh
             whole[part->row[r] * part->width + part->info.begin + i] = (double)mine[r * columns + i];
 }
 
-/* The ranks of one vocabulary hold the same results; they take turns, so that every rank is compared. */
+/* The ranks of one vocabulary have the same results; they write in turn, so that every rank is compared. */
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole) {
     for (int64_t i = 0; i < part->rows * n; i++)
         if (part->row[i / n] % part->info.ranks == part->info.rank)

@@ -6,7 +6,7 @@
 
 typedef struct sharded_part sharded_part;
 
-/* What one rank does; results go to whole arrays of the case, every rank its own elements. */
+/* The function that one rank runs; results go to whole arrays of the case, every rank writes its own elements. */
 typedef xd_result (*sharded_body)(const sharded_part *part, void *user);
 
 struct sharded_part {
@@ -21,9 +21,8 @@ struct sharded_part {
     const int64_t *row; /* [rows] which rows of the whole they are */
 };
 
-/* Splits [sequences, length, width] over cfg.tp * cfg.cp ranks (1 when absent) and runs body on each; the
- * sequence in the load-balanced order where it can be cut that way, in pieces otherwise. A failure fails the
- * case. */
+/* Splits [sequences, length, width] over cfg.tp * cfg.cp ranks (1 when absent) and runs body on each; the sequence in the
+ * load-balanced order where it can be split that way, else in contiguous blocks. A failure fails the case. */
 bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t width, sharded_body body,
                  void *user);
 
@@ -32,7 +31,7 @@ float *sharded_columns(const sharded_part *part, const float *whole);
 float *sharded_f32(const sharded_part *part, const float *whole, int64_t n);
 int64_t *sharded_i64(const sharded_part *part, const int64_t *whole, int64_t n);
 
-/* Puts a rank's results into the whole: its columns of a row, or n entries a row. */
+/* Writes a rank's results to the whole: its columns of a row, or n entries per row. */
 void sharded_put_columns(const sharded_part *part, const float *mine, double *whole);
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole);
 

@@ -120,7 +120,7 @@ static void uld_row(batch *b, int64_t row) {
     xd_alignment_destroy(golden_ctx(c), &chunks);
 }
 
-/* The next-token cross entropy beside it, by xd_loss; adds value and gradient. */
+/* The next-token cross entropy that is part of the loss, by xd_loss; adds value and gradient. */
 static void add_cross_entropy(batch *b, double weight) {
     golden_case *c = b->c;
     const int64_t count = b->rows * b->student.length;

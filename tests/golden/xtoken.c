@@ -12,7 +12,7 @@ enum { XTOKEN_TEACHERS = 4 };
 
 /* One teacher of a case, whole. */
 typedef struct xtoken_teacher {
-    xd_xtoken_teacher desc; /* without what a rank cuts out for itself */
+    xd_xtoken_teacher desc; /* without what a rank cuts out itself */
     int64_t length, width;
     float *logits;
     int64_t *student_chunks, *teacher_chunks, *labels; /* shifted */
@@ -110,7 +110,7 @@ static bool read_projection(xtoken_case *x, int index) {
     return golden_ok(c, xd_projection_from_cells(golden_ctx(c), &list, &t->projection));
 }
 
-/* What only a teacher of another tokenizer has. */
+/* Only for a teacher with another tokenizer. */
 static bool read_alignment(xtoken_case *x, int index) {
     golden_case *c = x->c;
     xtoken_teacher *t = &x->teacher[index];
@@ -222,8 +222,7 @@ static void xtoken_close(xtoken_case *x) {
 
 /* ---- running ---- */
 
-/* The rows of a teacher that a rank holds: a piece of each sequence, or the student's rows where they share a
- * tokenizer. */
+/* The rows of a teacher that a rank holds: a block of each sequence, or the student's rows where they share a tokenizer. */
 static sharded_part teacher_part(const xtoken_case *x, const sharded_part *part, int index, int64_t *row) {
     const xtoken_teacher *t = &x->teacher[index];
     const int64_t rank = xd_comm_rank(part->cp), ranks = xd_comm_size(part->cp);
@@ -237,7 +236,7 @@ static sharded_part teacher_part(const xtoken_case *x, const sharded_part *part,
     return mine;
 }
 
-/* Every array of a teacher that a rank cuts out, so that it can free them. */
+/* Every array of a teacher that a rank cuts out, so that the rank can free them. */
 typedef struct xtoken_mine {
     int64_t *row, *student_chunks, *teacher_chunks, *labels;
     float *logits, *label_weight, *position_weight;
@@ -378,7 +377,7 @@ static bool kd_claims(const golden_case *c) {
     return golden_origin_has(c, "::CrossTokenizerDistillationLossFn._sum_kd");
 }
 
-/* The peer's own value on a rank is a share of the whole: KD/(tp cp), or a piece of a sum. */
+/* The peer's value on a rank is a share of the whole: KD/(tp cp), or a partial sum. */
 static void kd_run(golden_case *c) {
     xtoken_case x;
     if (xtoken_open(c, &x)) {
@@ -509,7 +508,7 @@ static bool route_claims(const golden_case *c) {
     return golden_origin_has(c, "collect_overlapping_teacher_shards");
 }
 
-/* One rank's window, put together from the shards' rectangles of in.full. */
+/* One rank's window, assembled from the shards' rectangles of in.full. */
 static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t count, int rank,
                          int64_t positions, const xd_teacher_shard *shards) {
     char name[64];

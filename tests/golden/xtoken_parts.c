@@ -63,7 +63,7 @@ static float *floats_out(const sharded_part *part, double *room, int64_t count) 
     return (float *)golden_out(part->loans, room, (size_t)count * sizeof(float));
 }
 
-/* What lies at the beginning of the room as f32 becomes double, from the end on. */
+/* Converts the f32 values at the beginning of the memory to double in place, from the last one to the first. */
 static void widen_in_place(double *room, int64_t count) {
     for (int64_t i = count - 1; i >= 0; i--) {
         float value;
@@ -180,7 +180,7 @@ static void topk_run(golden_case *c) {
     if (!parts_open(c, "in.logits", &p)) return;
     p.ids = parts_i64(&p, "in.global_indices");
     p.number = golden_number(c, "cfg.k", 1.0);
-    if (p.number > (double)p.width) p.number = (double)p.width; /* the peer gives what there is */
+    if (p.number > (double)p.width) p.number = (double)p.width; /* the peer returns as many as there are */
     p.id_out = parts_room(c, p.rows * p.width);
     p.values = parts_room(c, p.rows * p.n);
     if (!parts_run(&p, topk_body)) return;
@@ -236,7 +236,7 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
                                            floats_out(part, values, part->rows)));
     widen_in_place(values, part->rows);
     sharded_put(part, values, 1, p->row_out);
-    const xd_rows over = golden_rows_out(l, x); /* the gradient lies over the logits */
+    const xd_rows over = golden_rows_out(l, x); /* the gradient is written over the logits */
     const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
     if (result == XD_OK)
         result = golden_back(
@@ -267,7 +267,7 @@ static int64_t *whole_labels(parts_case *p, const uint8_t *mask) {
     return labels;
 }
 
-/* weight [B, T-1] with a 0 behind each sequence. */
+/* weight [B, T-1] with a 0 after each sequence. */
 static float *with_last(parts_case *p, const float *weight) {
     float *out = (float *)golden_memory(p->c, (size_t)(p->rows + 1) * sizeof *out);
     for (int64_t b = 0; b < p->sequences; b++)

@@ -1,5 +1,5 @@
-/* The conformance suite of transports: what collectives do, whatever carries them. Each case is a function of one rank; a
- * program brings the worlds and makes a test of each case, so that all transports have the same tests by name:
+/* The conformance suite of transports: what collectives do, whatever transport they use. Each case is a function that every
+ * rank runs; a program supplies the worlds and makes a test of each case, so that all transports have tests of the same names:
  *
  *     #define CASE(name) XD_TEST(name) { run_in_every_world(suite_##name); }
  *     COMM_SUITE(CASE)
@@ -16,7 +16,7 @@
 
 enum { SUITE_RANKS = 16, SUITE_POISON = 0xA5 };
 
-/* What moves data; and where ranks pass what is not the same, which they tell each other only in calls that are compared. */
+/* Cases that move data; and cases in which ranks pass different arguments, for calls whose arguments the ranks compare. */
 #define COMM_SUITE_DATA(CASE)                                              \
     CASE(reductions_equal_a_plain_loop_for_every_dtype_operation_and_size) \
     CASE(sums_add_in_rank_order_and_round_once)                            \
@@ -35,7 +35,7 @@ enum { SUITE_RANKS = 16, SUITE_POISON = 0xA5 };
     COMM_SUITE_DATA(CASE) \
     COMM_SUITE_COMPARED(CASE)
 
-/* ---- where elements are, and what they are ---- */
+/* ---- memory and elements ---- */
 
 /* Where the memory of the calls is; host memory unless a program says otherwise. The sizes are counts of elements. */
 typedef struct suite_settings {
@@ -99,8 +99,8 @@ static inline xd_reduction suite_mode(const xd_comm *comm) {
     return xd_ctx_settings(xd_comm_ctx(comm))->reduction;
 }
 
-/* Element i of what a rank sends, as it is after rounding to the dtype: numbers of both signs and many sizes with all bits in
- * use, where another order of the additions gives other bits; for FAST sums whole numbers, where it gives the same. */
+/* Element i of what a rank sends, after rounding to the dtype: numbers of both signs and many magnitudes that use all bits,
+ * where another order of the additions gives other bits; for FAST sums whole numbers, where every order gives the same. */
 static inline double suite_element(const xd_comm *comm, xd_dtype dtype, int rank, int64_t i) {
     double rounded;
     const bool fractions = xd_dtype_is_floating(dtype) && suite_mode(comm) != XD_REDUCTION_FAST;
@@ -121,7 +121,7 @@ static inline bool suite_says(const xd_comm *comm, const char *text) {
 
 /* ---- reductions ---- */
 
-/* In rank order, in f32 for what is no wider, and rounded once. */
+/* In rank order, in f32 for f32 and narrower types, rounded once. */
 static inline double suite_reduced(const xd_comm *comm, xd_dtype dtype, xd_reduce_op op, int64_t i) {
     const bool narrow = xd_dtype_is_floating(dtype) && dtype != XD_DTYPE_F64;
     const int n = xd_comm_size(comm);
@@ -137,8 +137,8 @@ static inline double suite_reduced(const xd_comm *comm, xd_dtype dtype, xd_reduc
     return narrow ? (double)((float)sum * (1.0f / (float)n)) : sum * (1.0 / n);
 }
 
-/* Elements [begin, end) of the reduction lie at `skip` of the buffer, and nothing behind them was written. FAST averages
- * agree to rounding. */
+/* Elements [begin, end) of the reduction are at `skip` in the buffer, and nothing after them was written. FAST averages agree
+ * to rounding. */
 static inline void suite_check_reduced(xd_comm *comm, suite_buffer *b, xd_dtype dtype, xd_reduce_op op,
                                        int64_t skip, int64_t begin, int64_t end) {
     const bool near = suite_mode(comm) == XD_REDUCTION_FAST && op == XD_AVG;
@@ -155,7 +155,7 @@ static inline void suite_check_reduced(xd_comm *comm, suite_buffer *b, xd_dtype 
     CHECK_EQ_INT(wrong, 0);
 }
 
-/* The first rank gets nothing, the last what is left. */
+/* The first rank gets nothing, the last one the remainder. */
 static inline int64_t suite_uneven(const xd_comm *comm, int64_t count, int64_t *counts) {
     const int n = xd_comm_size(comm);
     int64_t begin = 0;
@@ -343,7 +343,7 @@ static inline long suite_written(const suite_buffer *b, size_t begin, size_t end
     return written;
 }
 
-/* All ranks' pieces for everybody (to == 0), one after another; nothing behind them. */
+/* The blocks of all ranks, for every rank (to == 0), one after another; nothing after them. */
 static inline void suite_check_all(xd_comm *comm, suite_buffer *all, xd_dtype dtype, const int64_t *counts) {
     int64_t at = 0;
     long wrong = 0;
@@ -387,7 +387,7 @@ static inline void suite_gather(xd_comm *comm, xd_dtype dtype, int64_t unit) {
     suite_close(&mine);
 }
 
-/* With gaps: pieces lie back to front, with room between them. */
+/* With gaps: the blocks are in reverse order, with space between them. */
 static inline void suite_exchange(xd_comm *comm, xd_dtype dtype, int64_t unit, bool gaps) {
     const int n = xd_comm_size(comm), rank = xd_comm_rank(comm);
     const int64_t stride = 3 * unit + 5;
@@ -500,7 +500,7 @@ static inline xd_result suite_groups_split_by_color_and_key_and_split_again(xd_c
     (void)unused;
     for (int round = 0; round < 2; round++) {
         xd_comm *row = NULL, *pair = NULL, *none = NULL;
-        CHECK_EQ_INT(xd_comm_split(world, rank % 2, -rank, &row), XD_OK); /* keys turn the order round */
+        CHECK_EQ_INT(xd_comm_split(world, rank % 2, -rank, &row), XD_OK); /* keys reverse the order */
         if (!row) return XD_ERROR_STATE;
         CHECK_EQ_INT(xd_comm_size(row), (n + 1 - rank % 2) / 2);
         for (int r = 0; r + 1 < xd_comm_size(row); r++)
@@ -554,7 +554,7 @@ static inline xd_result suite_counters_give_the_bytes_that_pass_between_ranks(xd
     return xd_barrier(world);
 }
 
-/* ---- what goes wrong: one rank in the middle does something else than the others ---- */
+/* ---- errors: one rank in the middle does something else than the others ---- */
 
 typedef enum suite_fault {
     SUITE_COUNT,
@@ -606,14 +606,14 @@ static inline void suite_check_named(const xd_comm *comm, int rank, int culprit)
     CHECK_EQ_INT(xd_last_error(xd_comm_ctx(comm))->culprit, culprit);
 }
 
-/* All ranks fail alike and name the odd one, nothing is written, and the group goes on. */
+/* All ranks fail alike and name the rank that differs, nothing is written, and the group remains usable. */
 static inline void suite_commit(xd_comm *comm, int kind, suite_fault fault, int64_t size) {
     const int n = xd_comm_size(comm), middle = n / 2;
     const bool odd = xd_comm_rank(comm) == middle, bad = fault == SUITE_ARGUMENT;
     suite_buffer send = suite_open(n * size, XD_DTYPE_I64), recv = suite_open(n * size, XD_DTYPE_I64);
     const xd_result got = suite_call(comm, kind, fault, odd, size, send.at, recv.at);
     CHECK_EQ_INT(got, !bad ? XD_ERROR_MISMATCH : odd ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
-    /* Two ranks disagree on a count of an all_to_all: nobody knows which of them is wrong, and both are named. */
+    /* Two ranks disagree on a count of an all_to_all: it is unknown which of them is wrong, and both are named. */
     const bool open = kind == XD_COLLECTIVE_ALL_TO_ALL && fault == SUITE_COUNT;
     if (!odd || !bad) suite_check_named(comm, middle, open ? -1 : middle);
     suite_get(comm, &recv);

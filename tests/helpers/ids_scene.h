@@ -20,7 +20,7 @@ typedef struct ids_results {
     double accuracy;
 } ids_results;
 
-/* Everything that the calls read and write, one block. */
+/* Everything that the calls read and write, in one block. */
 typedef struct ids_memory {
     float student[IDS_ROWS * IDS_WIDTH], teacher[IDS_ROWS * IDS_WIDTH];
     float hidden[IDS_ROWS * IDS_HIDDEN], weight[IDS_WIDTH * IDS_HIDDEN];
@@ -39,7 +39,7 @@ static inline void ids_fill(ids_memory *m) {
     for (int i = 0; i < IDS_ROWS * IDS_HIDDEN; i++) m->hidden[i] = sinf((float)i);
     for (int i = 0; i < IDS_WIDTH * IDS_HIDDEN; i++) m->weight[i] = cosf(1.3f * (float)i);
     for (int r = 0; r < IDS_ROWS; r++) {
-        /* ignored, outside on both sides, the last column, and others; row 7 is the one that the student favours */
+        /* ignored, outside on both sides, the last column, and others; row 7 is the student's most probable id */
         m->labels[r] = r == 2   ? XD_IGNORE_INDEX
                        : r == 4 ? IDS_VOCAB
                        : r == 5 ? -7
@@ -102,7 +102,7 @@ static inline xd_result ids_mft(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *
     return xd_mft_loss(ctx, &d, &m->out.values[1]);
 }
 
-/* labels: the width of the labels is asked about; else that of the ids, and there are no labels. */
+/* labels: the test is about the width of the labels; otherwise about that of the ids, and there are no labels. */
 static inline xd_result ids_topk(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *m, xd_dtype dtype,
                                  bool labels) {
     xd_topk_desc d;
@@ -155,7 +155,7 @@ static inline void ids_calls(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *m, 
     for (int call = 0; call < IDS_CALLS; call++) CHECK_EQ_INT(ids_call(ctx, vocab, m, dtype, call), XD_OK);
 }
 
-/* None of them takes ids of another type, and all say which are taken. */
+/* None of them accepts ids of another type, and every message names the accepted ones. */
 static inline void ids_refusals(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *m) {
     for (int call = 0; call < IDS_CALLS; call++) {
         CHECK_EQ_INT(ids_call(ctx, vocab, m, XD_DTYPE_F32, call), XD_ERROR_DTYPE);
@@ -163,7 +163,7 @@ static inline void ids_refusals(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *
     }
 }
 
-/* The scene did what it is about: labels were found, some of them outside, and one row is right. */
+/* Checks that the scene tests something: labels were found, some of them outside, and one row is predicted correctly. */
 static inline void ids_seen(const ids_memory *m) {
     CHECK(m->out.status.label_out_of_range > 0);
     CHECK(m->out.values[0].loss > 0.0 && m->out.values[3].hard > 0.0 && m->out.values[4].loss != 0.0);

@@ -1,6 +1,6 @@
-/* A world whose ranks are processes, forked by the test: what transports between processes give, without a launcher.
- * Records and payload go through one block of memory that all of them inherit. It has the collectives that routes
- * need, on memory of the host, and no ranks that are late on purpose: they have alarms instead. */
+/* A world whose ranks are processes, forked by the test: what transports between processes give, without a launcher. Records
+ * and payload go through one block of memory that all of them inherit. It has the collectives that routes need, on host memory.
+ * No rank is delayed on purpose; alarms end ranks that hang. */
 #ifndef PROCESS_WORLD_H
 #define PROCESS_WORLD_H
 
@@ -15,7 +15,7 @@
 
 enum { PROCESS_RANKS = 18, PROCESS_GROUPS = 16, PROCESS_BYTES = 1 << 18, PROCESS_SECONDS = 100 };
 
-/* One rank's page: it shows something, all look at it, and only then it shows the next. */
+/* One rank's page: the rank publishes something, all read it, and only then it publishes the next. */
 typedef struct process_page {
     uint64_t arrived[PROCESS_GROUPS]; /* atomic, like the next three */
     uint64_t child_round;
@@ -84,7 +84,7 @@ static inline xd_result process_control(xd_transport *transport, const xd_contro
     return result == XD_OK ? process_round(t, deadline) : result;
 }
 
-/* What this rank shows of a collective; -1: that much, or that kind, is not for this transport. */
+/* What this rank publishes of a collective; -1: this transport does not support that size or kind. */
 static inline int64_t process_show(const process_rank *t, const xd_collective *c) {
     process_page *page = process_page_of(t, t->base.rank);
     int64_t elements = 0;
@@ -144,7 +144,7 @@ static inline void process_destroy(xd_transport *transport) {
 
 static inline process_rank *process_create(xd_ctx *ctx, process_block *block, int group, int size, int rank);
 
-/* The first member takes a number for the group and shows it. */
+/* The first member chooses a number for the group and publishes it. */
 static inline xd_result process_split(xd_transport *transport, const int *members, int size, int rank,
                                       double deadline, xd_transport **out) {
     process_rank *t = (process_rank *)transport;
@@ -179,7 +179,7 @@ static inline process_rank *process_create(xd_ctx *ctx, process_block *block, in
     return t;
 }
 
-/* What a child does. It ends by itself when it hangs. */
+/* What a child process runs. An alarm ends it when it hangs. */
 static inline void process_main(process_block *block, int ranks, int rank, const xd_ctx_desc *desc,
                                 xd_rank_function function, void *argument) {
     process_page *page = &block->pages[rank];
@@ -203,8 +203,8 @@ static inline void process_main(process_block *block, int ranks, int rank, const
     fflush(stdout);
 }
 
-/* Runs the function in `ranks` processes. Their failed checks count here, and so does a process that ends in another
- * way, unless it is `victim`. Returns the first result that is not XD_OK, its message in `message`. */
+/* Runs the function in `ranks` processes. Their failed checks are counted here, and a process that ends abnormally is a failed
+ * check too; `victim` is exempt from both. Returns the first result that is not XD_OK, its message in `message`. */
 static inline xd_result process_run(int ranks, int victim, const xd_ctx_desc *desc, xd_rank_function function,
                                     void *argument, char message[256]) {
     process_block *block = (process_block *)process_memory(sizeof *block);

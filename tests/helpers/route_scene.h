@@ -1,4 +1,4 @@
-/* What tests of routes share: two meshes with any split each, a step over them, and what every window must hold. */
+/* What tests of routes share: two meshes with any split of each, a step over them, and what every window must contain. */
 #ifndef ROUTE_SCENE_H
 #define ROUTE_SCENE_H
 
@@ -14,7 +14,7 @@ enum { LENGTH = 24, COLUMNS = 11, SAMPLES = 7, STEPS = 2, SPANS = 2 };
 typedef struct side {
     int tp, cp, dp, first; /* ranks [first, first + tp cp dp) of the world */
     int64_t micro_batch;
-    bool balanced;               /* the load-balanced order, else uneven contiguous pieces */
+    bool balanced;               /* the load-balanced order, else contiguous blocks of different sizes */
     bool replicated;             /* every rank of tp has all columns */
     int64_t columns[4], cuts[4]; /* [tp + 1] and [dp + 1] */
     int64_t positions[4];        /* [cp + 1] */
@@ -25,7 +25,7 @@ typedef struct scene {
     xd_route_payload payload;
     xd_dtype wire, dtype;
     bool messages, reversed; /* reversed: the teacher goes through its samples backwards */
-    bool refused;            /* there is no memory that all ranks see, so messages are expected */
+    bool refused;            /* there is no memory that all ranks can address, so messages are expected */
     int ranks, slots, steps;
     int64_t views; /* windows that were not copied, all ranks; atomic */
 } scene;
@@ -37,7 +37,7 @@ static inline int draw(int below) {
     return (int)((seed >> 8) % (uint32_t)below);
 }
 
-/* Ascending cuts of [0, size], pieces may be empty. */
+/* Ascending cuts of [0, size]; blocks may be empty. */
 static inline void draw_cuts(int64_t *cuts, int pieces, int64_t size) {
     for (int i = 0; i <= pieces; i++) cuts[i] = i == 0 ? 0 : i == pieces ? size : draw((int)size + 1);
     for (int i = 1; i < pieces; i++)
@@ -89,7 +89,7 @@ static inline bool side_of(const side *s, int rank, xd_route_span *spans, xd_rou
     if (!s->replicated) {
         out->column_begin = s->columns[t];
         out->column_end = s->columns[t + 1];
-        if (out->column_end == 0) out->column_begin = out->column_end = COLUMNS; /* none: 0 and 0 are all */
+        if (out->column_end == 0) out->column_begin = out->column_end = COLUMNS; /* none: 0 and 0 mean all */
     }
     return true;
 }
@@ -101,7 +101,7 @@ static inline int ranks_of(const scene *s) {
     return (teachers > students ? teachers : students) + 1;
 }
 
-/* ---- what is in a row ---- */
+/* ---- the contents of a row ---- */
 
 static inline float element(int step, int64_t sample, int64_t position, int64_t column) {
     const int64_t i = ((step * SAMPLES + sample) * LENGTH + position) * COLUMNS + column;
@@ -152,7 +152,7 @@ static inline xd_result send_batch(const scene *s, xd_route *route, const xd_rou
     rows.cols = columns;
     rows.stride = stride;
     const xd_result result = xd_route_send(route, rows, s->payload == XD_ROUTE_COLUMNS ? ids : NULL);
-    free(data); /* free at once: the route has its own copy */
+    free(data); /* may be freed at once: the route has its own copy */
     return result;
 }
 

@@ -1,5 +1,4 @@
-/* tensor_model.h - the plain model that layouts and plans are compared with: arrays of indices, one entry an
- * element. */
+/* tensor_model.h - the plain model that layouts and plans are compared with: arrays of indices, one entry per element. */
 #ifndef TENSOR_MODEL_H
 #define TENSOR_MODEL_H
 
@@ -7,14 +6,13 @@
 
 enum { MODEL_EXTENT = 64, MODEL_NUMEL = 4096 };
 
-/* A small generator, so that every run draws the same cases. */
+/* A small generator, so that every run has the same cases. */
 static inline int model_draw(uint64_t *state, int below) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (int)((*state >> 33) % (uint64_t)below);
 }
 
-/* Keeps of `list` what a coordinate of one axis gets; returns the new length. Written from the rule, not from
- * the code. */
+/* Reduces `list` to what a coordinate of one axis gets; returns the new length. Written from the rule, not from the code. */
 static inline int model_split(int *list, int n, const xd_placement *p, int size, int coordinate) {
     int kept[MODEL_EXTENT], count = 0;
     for (int i = 0; i < n; i++) {
@@ -41,8 +39,8 @@ static inline int model_split(int *list, int n, const xd_placement *p, int size,
     return count;
 }
 
-/* Global row-major numbers of what a rank holds, in the order of its memory. Returns how many; -1 for an
- * outsider. */
+/* Global row-major numbers of what a rank holds, in the order of its memory. Returns how many; -1 for a rank outside the
+ * mesh. */
 static inline int model_held(const xd_layout_desc *d, int rank, int *held) {
     int list[XD_DIMS_MAX][MODEL_EXTENT], n[XD_DIMS_MAX], c[XD_MESH_AXES_MAX], count = 1;
     if (!xd_topology_coordinate(d->topology, rank, c)) return -1;

@@ -1,4 +1,4 @@
-/* tokenizer_make.h - for the suites of the tokenizers: files made by hand, and what is read off an encoding. */
+/* tokenizer_make.h - for the suites of the tokenizers: makes tokenizer files, and reads encodings. */
 #ifndef TOKENIZER_MAKE_H
 #define TOKENIZER_MAKE_H
 
@@ -14,7 +14,7 @@ static inline xd_ctx *new_ctx(void) {
 
 /* ---- making files ---- */
 
-/* Text that is put together; the longest file of this suite has 20 kB. */
+/* A text that is built up; the longest file of this suite has 20 kB. */
 typedef struct file {
     char text[65536];
     size_t bytes;
@@ -42,7 +42,7 @@ static inline void put_spelling(file *f, int byte) {
     put(f, utf8);
 }
 
-/* Takes "left right" and the bar after it from a list. */
+/* Removes "left right" and the bar after it from a list. */
 static inline bool next_merge(const char **list, char left[64], char right[64]) {
     int read = 0;
     if (sscanf(*list, "%63[^ ] %63[^|]%n", left, right, &read) != 2) return false;
@@ -183,8 +183,7 @@ static inline bool survives(const fixture *f, const char *text, size_t bytes) {
     return length == bytes && memcmp(back, text, bytes) == 0;
 }
 
-/* The file is refused with this result and a message that holds `expected`. It stands in memory of its exact
- * size. */
+/* The file is refused with this result and a message that holds `expected`. It is in memory of exactly its size. */
 static inline void refuse_with(const void *data, size_t bytes, const xd_tokenizer_desc *desc,
                                xd_result result, const char *expected) {
     xd_ctx *ctx = new_ctx();
@@ -202,7 +201,7 @@ static inline void refuse(const file *f, xd_result result, const char *expected)
     refuse_with(f->text, f->bytes, NULL, result, expected);
 }
 
-/* Every beginning of a file is refused, or is a file too; nothing worse happens. */
+/* Every prefix of a file is refused, or is a valid file; nothing worse happens. */
 static inline void cut_everywhere(const void *data, size_t bytes, const xd_tokenizer_desc *desc,
                                   size_t step) {
     xd_ctx *ctx = new_ctx();

@@ -1,4 +1,4 @@
-/* xd_test.h - the test runner: one suite a program, one sentence a test.
+/* xd_test.h - the test runner: one suite per program, one sentence per test.
  *
  *     XD_TEST(mesh_names_both_numbers_when_the_sizes_do_not_fit) {
  *         CHECK(xd_mesh_create(ctx, &desc, &mesh) == XD_ERROR_ARGUMENT);
@@ -6,12 +6,12 @@
  *     }
  *     XD_TEST_MAIN()
  *
- * Ranks are threads here, and a thread that left in the middle of a collective would leave its peers waiting.
- * So a failed check is printed and counted, and the code goes on; nothing jumps. Checks may run on any thread.
+ * Ranks are threads here, and a thread that left in the middle of a collective would leave its peers waiting. So a failed check
+ * is printed and counted, and the code goes on. Checks may run on any thread.
  *
  * The program runs all tests, or those whose name contains its first argument; it ends with the line
  * `N passed, N failed, N skipped` and exits with 1 when a test failed.
- */
+ * */
 #ifndef XD_TEST_H
 #define XD_TEST_H
 

@@ -1,4 +1,4 @@
-/* The CPU level that a test runs on: XDISTILL_CPU in the environment names it, so that one program is run once a level. */
+/* The CPU level that a test runs on: XDISTILL_CPU in the environment names it, so that one program is run once per level. */
 #ifndef XD_TEST_CPU_H
 #define XD_TEST_CPU_H
 
@@ -6,7 +6,7 @@
 
 #include "xdistill.h"
 
-/* The best of this machine without the variable; a level it lacks makes xd_ctx_create fail. */
+/* Without the variable the best level of this machine; a level that it lacks makes xd_ctx_create fail. */
 static inline xd_cpu_level xd_test_cpu(void) {
     const char *name = getenv("XDISTILL_CPU");
     xd_cpu_level level = XD_CPU_BEST;
@@ -22,7 +22,7 @@ static inline xd_cpu_level xd_test_cpu(void) {
     for (int level = (int)(first); level <= (int)XD_CPU_AVX512_BF16; level++) \
         if (xd_cpu_supports((xd_cpu_level)level))
 
-/* What a loss may be off: `exact` on the plain level, which computes in double, else 3e-7 of a value of that size. */
+/* The tolerance of a loss: `exact` on the plain level, which computes in double, else 3e-7 of a value of that size. */
 static inline double xd_test_f32(double exact, double size) {
     return xd_test_cpu() == XD_CPU_PLAIN ? exact : fmax(exact, 3e-7 * fabs(size));
 }

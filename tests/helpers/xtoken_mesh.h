@@ -8,8 +8,8 @@ typedef struct mesh_job {
     problem *p;
     int dp, cp, tp;
     bool in_order; /* ranks of a sequence hold neighbouring positions, so that most chunks lie on one */
-    int spoilt;    /* this rank gets a wrong chunk id; 0 -> none */
-    bool fails;    /* the loss is an error, and the ranks go on to tell it */
+    int spoilt;    /* this rank gets an invalid chunk id; 0 -> none */
+    bool fails;    /* the loss is an error, and the ranks go on to report it */
     xd_result results[16];
     char messages[16][sizeof(((xd_error *)NULL)->message)];
     double gradient[STUDENT_ROWS * STUDENT_SIZE];
@@ -17,8 +17,8 @@ typedef struct mesh_job {
     xd_xtoken_teacher_values teacher_values[16][3];
 } mesh_job;
 
-/* What one rank holds: sequences of its data rank, every cp-th student position, a piece of the teacher's,
- * the last piece first; or, in order, the same piece of both. */
+/* What one rank holds: sequences of its data rank, every cp-th student position, a block of the teacher's, the last block
+ * first; or, in order, the same block of both. */
 typedef struct mesh_rank {
     int64_t student_row[STUDENT_ROWS], teacher_row[TEACHER_ROWS], students, teachers;
     int64_t begin, end, first_sequence, sequences;
@@ -120,7 +120,7 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     job->results[rank] = result;
     strcpy(job->messages[rank], xd_last_error(xd_comm_ctx(world))->message);
     if (job->spoilt > 0 || job->fails)
-        result = xd_barrier(world); /* an error would end the others' calls early */
+        result = xd_barrier(world); /* an error would end the other ranks' calls early */
     for (int64_t i = 0; i < m->students; i++)
         for (int64_t v = m->begin; v < m->end; v++)
             job->gradient[m->student_row[i] * STUDENT_SIZE + v] =

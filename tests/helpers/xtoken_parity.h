@@ -98,7 +98,7 @@ static inline void parity_projection(xd_ctx *ctx, bool relaxed, xd_projection *p
 
 /* ---- the rows one rank holds ---- */
 
-/* Piece r of n: the two of the load-balanced order where the length allows, else one of n nearly equal ones. */
+/* Block r of n: the two of the load-balanced order where the length allows it, else one of n nearly equal ones. */
 static inline int parity_spans(int64_t length, int r, int n, bool balanced, xd_route_span *spans) {
     const int64_t piece = length / (2 * n);
     spans[0].begin = length * r / n;
@@ -123,11 +123,11 @@ static inline int64_t parity_expand(const xd_route_span *spans, int count, int64
     return held;
 }
 
-/* Where a rank stands on a mesh. */
+/* A rank's position on a mesh. */
 typedef struct parity_place {
     bool member;
     int t, c, d;
-    xd_route_span spans[2], window[2]; /* of its rows; of the teacher's rows it takes */
+    xd_route_span spans[2], window[2]; /* its rows; the teacher's rows that it uses */
     int span_count, window_count;
     int64_t positions[PARITY_TEACHER_LENGTH], held;
     int64_t window_positions[PARITY_TEACHER_LENGTH], window_held;
@@ -269,8 +269,8 @@ static inline void parity_alone(xd_ctx *ctx, const parity *p, int64_t first, int
     free(teacher);
 }
 
-/* Fills in what one rank gets. Students' data ranks take one micro-batch each in a step: that is one call here
- * only when it is all samples, or with one data rank. */
+/* Fills in what one rank gets. The students' data ranks each use one micro-batch in a step: here that is one call only when it
+ * has all samples, or with one data rank. */
 static inline void parity_prepare(parity *p) {
     xd_ctx_desc desc;
     xd_ctx *ctx = NULL;
@@ -366,7 +366,7 @@ static inline void parity_close(parity_rank *r) {
     xd_comm_destroy(r->teacher_tp);
 }
 
-/* Its J is the loss's own: from the positions whose chunk counts. */
+/* The J is the loss's own: from the positions whose chunk counts. */
 static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, int64_t first, int64_t count,
                                             xd_rows logits) {
     static const uint8_t dropped[2][2] = { { 1, 2 }, { 2, 4 } }; /* chunks that do not exist */

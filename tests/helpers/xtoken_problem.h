@@ -1,4 +1,4 @@
-/* A small problem across two tokenizers: what the tests of xd_xtoken_loss compute on. */
+/* A small problem across two tokenizers, which the tests of xd_xtoken_loss use. */
 #ifndef XTOKEN_PROBLEM_H
 #define XTOKEN_PROBLEM_H
 
@@ -55,7 +55,7 @@ static inline void fill(float *x, int count, double width) {
     for (int i = 0; i < count; i++) x[i] = (float)((uniform() - 0.5) * width);
 }
 
-/* Two entries a row; every third id has one partner of weight 1. */
+/* Two entries per row; every third id has one partner of weight 1. */
 static inline void make_projection(problem *p) {
     int32_t ids[STUDENT_SIZE * 2];
     float weights[STUDENT_SIZE * 2];

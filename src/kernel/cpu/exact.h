@@ -23,7 +23,7 @@
 /* Vectors take terms below 2^11: those of a tile move the high limb of a sum by less than 2^52. */
 #define XDI_EXACT_LARGE_BITS UINT64_C(0x40a0000000000000)
 
-/* ln 2 is their sum; HIGH has 42 bits, which makes its product with an exponent exact. */
+/* ln 2 is their sum; HIGH has 42 bits, so its product with an exponent has no rounding error. */
 #define XDI_EXACT_LN2_HIGH 0.6931471805598903
 #define XDI_EXACT_LN2_LOW 5.497923018708371e-14
 #define XDI_EXACT_LOG2E 1.4426950408889634

@@ -205,7 +205,7 @@ static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *
     return XD_OK;
 }
 
-/* As written, so that it has the bits of the vectors. */
+/* Evaluated as written, so that it has the bits of the vectors. */
 XDI_SIMD_AS_WRITTEN
 static void xdi_cpu_mft_slopes_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {

@@ -51,7 +51,7 @@ static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int 
     }
 }
 
-/* As written, like the columns of cpu/loss.c. */
+/* Evaluated as written, like the columns of cpu/loss.c. */
 XDI_SIMD_AS_WRITTEN
 XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
                                        int64_t end, xdi_topk_sums *sums) {

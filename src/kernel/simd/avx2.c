@@ -167,7 +167,7 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
 
 /* ---- selections ---- */
 
-/* The lanes of four that a mask names, before the others. */
+/* The order of four lanes that puts those selected by a mask first. */
 static const int32_t xdi_v8_front[16][4] = { { 0, 1, 2, 3 }, { 0, 1, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 2, 3 },
                                              { 2, 0, 1, 3 }, { 0, 2, 1, 3 }, { 1, 2, 0, 3 }, { 0, 1, 2, 3 },
                                              { 3, 0, 1, 2 }, { 0, 3, 1, 2 }, { 1, 3, 0, 2 }, { 0, 1, 3, 2 },
@@ -230,7 +230,7 @@ XDI_SIMD_256 void xdi_v8_tile_range(const uint32_t *keys, int64_t n, uint32_t *f
     }
 }
 
-/* Sums over 1 and 2 neighbours make those of a half; the other half has its own and all of that. */
+/* Prefix sum: steps of 1 and 2 lanes give the sums within each half; the total of the lower half is added to the upper one. */
 XDI_SIMD_256 void xdi_v8_tile_offsets(uint32_t *bins, int64_t n) {
     const __m256i top = _mm256_set1_epi32(7), half = _mm256_set1_epi32(3);
     __m256i before = _mm256_setzero_si256();
@@ -267,7 +267,7 @@ XDI_SIMD_256 bool xdi_v8_tile_unpack(const uint64_t *records, int64_t n, int64_t
 
 /* ---- losses across tokenizers ---- */
 
-/* Four of eight elements of eight lines. */
+/* Elements 0 to 3 of two lines, side by side. */
 XDI_SIMD_INLINE_256 __m256 xdi_v8_two_quarters(const float *low, const float *high) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -286,7 +286,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_transpose_half(const float *from, int64_t stride
     _mm256_storeu_ps(to + 3 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0xee));
 }
 
-/* Eight lines of eight. */
+/* Transposes eight lines of eight. */
 XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
                                           int64_t to_stride) {
     xdi_v8_transpose_half(from, from_stride, to, to_stride);
@@ -307,7 +307,7 @@ XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, f
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
-/* A maximum returns the second operand where the first is NaN. */
+/* The maximum instruction returns its second operand where the first is NaN. */
 XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
     const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
     __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
@@ -323,7 +323,7 @@ XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude
     return rest > top ? rest : top;
 }
 
-/* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
+/* Stores of f32, to a multiple of 32 bytes, bypass the caches; for the halves of bf16 this gains nothing. */
 XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {
     if (x.bf16)
         xdi_v8_store(x, i, value);

@@ -21,8 +21,7 @@ static const uint32_t xdi_v16_table[32] = {
     0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3
 };
 
-/* Halves of a vector: the lower 16 to the upper halves of 16 lanes, and the upper halves of the lanes
- * together. */
+/* Orders of halves: the lower 16 to the upper halves of 16 lanes, and the upper halves of all lanes next to each other. */
 static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
                                             8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -123,8 +122,8 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
 }
-/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
- * one half of the last place, or is one half and the last place is odd. */
+/* The upper halves of both vectors, each rounded by its lower half: up where that is above one half of the last bit, or is one
+ * half and the last bit is odd. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
     const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
     const __m512i one = _mm512_set1_epi16(1);
@@ -184,7 +183,7 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
     return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Vectors of 16: the selected indices and keys move to the front of the vector, which is written whole. */
+/* Vectors of 16: the selected indices and keys move to the front of the vector, and the whole vector is stored. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                           uint32_t *keys, int64_t room) {
     const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
@@ -218,7 +217,7 @@ XDI_SIMD_512 void xdi_v16_tile_range(const uint32_t *keys, int64_t n, uint32_t *
     }
 }
 
-/* Sums over 1, 2, 4 and 8 neighbours make those over all before. */
+/* Prefix sum in steps of 1, 2, 4 and 8 lanes. */
 XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
     const __m512i zero = _mm512_setzero_si512(), top = _mm512_set1_epi32(15);
     __m512i before = zero;
@@ -276,7 +275,7 @@ XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitud
     return rest > top ? rest : top;
 }
 
-/* At a multiple of 64 bytes. */
+/* To a multiple of 64 bytes. */
 XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {
     const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
     if (x.bf16)

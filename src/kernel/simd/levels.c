@@ -11,7 +11,7 @@ typedef struct xdi_level {
     xdi_matmul_kernel (*matmul)(bool bf16);
 } xdi_level;
 
-/* Plain kernels call no loops. */
+/* Plain kernels have no loops. */
 static const xdi_level xdi_levels[] = {
     { XD_CPU_PLAIN, NULL, xdi_span_kernels_plain, xdi_optimizer_kernels_plain, xdi_matmul_kernel_portable },
 #if defined(XDI_PORTABLE)

@@ -136,9 +136,9 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again:
- * as many as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers
- * of that moment. */
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again: as many
+ * as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers in use at that
+ * time. */
 enum { XDI_SIMD_KEPT = 32 };
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
@@ -453,8 +453,8 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes is no longer in the caches when it is next read: it is written past them, which also avoids
- * reading the lines that it overwrites. In place, they have been read already. */
+/* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
+ * the lines that it overwrites. In place, they have been read already. */
 #define XDI_SIMD_STREAMED ((int64_t)8 << 20)
 
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {

@@ -90,14 +90,14 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
 #    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 
-/* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
+/* Eight terms of a line as f32. `narrow`, the dtype, is a compile-time constant at every call. */
 XDI_MATMUL_256_INLINE __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
     if (!narrow) return _mm256_loadu_ps((const float *)data + at);
     const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-/* x[i] = column i of the 8 x 8 numbers whose rows x held. */
+/* Transposes: x[i] = column i of the 8 x 8 numbers whose rows x held. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
     __m256 pair[8], four[8];
     XDI_MATMUL_UNROLL
@@ -118,7 +118,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
     }
 }
 
-/* Asks for the lines behind those that are turned, when element p begins a cache line. */
+/* Prefetches the lines after those being transposed, when element p begins a cache line. */
 static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t size, int64_t line, int64_t p) {
     if (p % (XDI_MATMUL_LINE / size) != 0 || line + 2 * XDI_MATMUL_AHEAD > x->lines) return;
     XDI_MATMUL_UNROLL
@@ -126,8 +126,8 @@ static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t siz
         xdi_matmul_fetch(x->data, (line + XDI_MATMUL_AHEAD + i) * x->line_stride + p, size);
 }
 
-/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
- * is written again by the next term, or, behind the last one, is the panel's own slack. */
+/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what lies past the lines is overwritten by the
+ * next term or, after the last term, is the panel's padding. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
                                                  int64_t count, int64_t width, float *packed) {
     int64_t p = 0;
@@ -147,7 +147,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool
             packed[p * width + i] = xdi_matmul_float(x, (line + i) * x->line_stride + p);
 }
 
-/* `narrow`, the dtype, is a constant where these are called. */
+/* `narrow`, the dtype, is a compile-time constant at every call. */
 XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool narrow,
                                              const xdi_matmul_panels *to) {
     const int64_t width = to->width, group = width < 8 ? width : 8;
@@ -159,7 +159,7 @@ XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool nar
         }
 }
 
-/* Asks for the terms behind those that are copied, of lines that lie side by side. */
+/* Prefetches the terms after those being copied, of adjacent lines. */
 static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t size, int64_t p) {
     const int64_t ahead = (p + XDI_MATMUL_AHEAD) * x->term_stride;
     if (p + XDI_MATMUL_AHEAD >= x->terms) return;
@@ -167,7 +167,7 @@ static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t siz
         xdi_matmul_fetch(x->data, ahead + line, size);
 }
 
-/* Lines that lie side by side, term by term. Eight lanes are stored also where a panel has six, as above. */
+/* Adjacent lines, term by term. Eight lanes are stored also where a panel has six, as above. */
 XDI_MATMUL_256_INLINE void xdi_matmul_beside(const xdi_matmul_lines *x, bool narrow,
                                              const xdi_matmul_panels *to) {
     const int64_t width = to->width, bytes = to->bytes, lines = x->lines, eights = width < 8 ? 8 : width;
@@ -204,22 +204,22 @@ XDI_MATMUL_256 static void xdi_matmul_pack_beside(const xdi_matmul_lines *x, con
         xdi_matmul_beside(x, true, to);
 }
 
-/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
- * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term after the last is 0. Only the kernel that
+ * multiplies pairs uses them, so a machine that gets here has wide vectors. */
 
 #    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
 #    define XDI_MATMUL_512_INLINE \
         static inline __attribute__((always_inline, target("avx2,avx512f,avx512bw,avx512vl")))
 
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
-/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
- * load, so whole vectors have no mask. */
+/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor prefetches for a masked load,
+ * so whole vectors use no mask. */
 XDI_MATMUL_512_INLINE __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
     return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
 }
@@ -245,15 +245,15 @@ XDI_MATMUL_512_INLINE __mmask16 xdi_matmul_mask(int64_t left) {
     return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
 }
 
-/* Pairs of terms of sixteen lines that lie side by side. */
+/* Pairs of terms of sixteen adjacent lines. */
 XDI_MATMUL_512_INLINE __m512i xdi_matmul_sixteen_pairs(const void *data, bool narrow, int64_t first,
                                                        int64_t second, __mmask16 low, __mmask16 high) {
     return _mm512_or_si512(xdi_matmul_halves(data, narrow, first, low),
                            _mm512_slli_epi32(xdi_matmul_halves(data, narrow, second, high), 16));
 }
 
-/* Lines that lie side by side, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of
- * two: a block has room for an even number of panels so narrow. `narrow`, the dtype, is a constant. */
+/* Adjacent lines, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of two: a block with such narrow
+ * panels has room for an even number of them. `narrow`, the dtype, is a compile-time constant. */
 XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, bool narrow,
                                                   const xdi_matmul_panels *to) {
     const void *data = x->data;
@@ -285,7 +285,7 @@ XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, boo
     }
 }
 
-/* Eight pairs of a line, as lanes to turn. */
+/* Eight pairs of a line, as lanes to transpose. */
 XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narrow, int64_t at) {
     if (narrow) return _mm256_loadu_ps((const float *)(const void *)((const uint16_t *)data + at));
     return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(xdi_matmul_halves(data, false, at, 0xffffu)));
@@ -306,7 +306,7 @@ static void xdi_matmul_pair_line(const xdi_matmul_lines *x, int64_t line, int64_
     if (p < x->terms) packed[p / 2 * width] = xdi_matmul_half(x, from + p * stride);
 }
 
-/* Eight lines whose terms lie side by side, turned eight pairs at a time; returns how many terms it took. */
+/* Eight lines whose terms are adjacent, transposed eight pairs at a time; returns the number of terms done. */
 XDI_MATMUL_512_INLINE int64_t xdi_matmul_pair_turn(const xdi_matmul_lines *x, bool narrow, int64_t line,
                                                    int64_t width, uint32_t *packed) {
     const int64_t whole = x->terms / 16 * 16;

@@ -1,6 +1,6 @@
-/* Minimal fine-tuning and the cosine on vectors. The former's gradient is that of a forward KL whose teacher weighs
- * less; the cosine's terms are double, exact products among them, so its loops only add in another order than the plain
- * ones, and what they write has their bits. */
+/* Minimal fine-tuning and the cosine on vectors. The gradient of minimal fine-tuning is that of a forward KL with a scaled-down
+ * teacher. The cosine's terms are double, among them products without rounding, so its loops differ from the plain ones only in
+ * the order of additions, and the elements that they write have the same bits. */
 
 #include "kernel/mft_scalar.h"
 #include "kernel/simd/loops.h"
@@ -50,8 +50,8 @@ static void xdi_mft_simd_gradient(const xdi_tiles *tiles, const xd_mft_args *a, 
     }
 }
 
-/* The label's column, which the correction is about, and the favourite's: most of the probability may be there, so that
- * f32 would cancel. Their logits are read before the row is overwritten. */
+/* Two columns are double: the label's, which the correction concerns, and the most probable one. Most of the probability may be
+ * there, so that f32 would cancel. Their logits are read before the row is overwritten. */
 static void xdi_mft_simd_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
                              int64_t r, int64_t columns, bool streamed) {
     const int64_t at[2] = { xd_id_at(a->labels, r) - a->vocab.begin,
@@ -144,7 +144,7 @@ static xd_result xdi_mft_simd_slopes(const xd_launch *launch, const xd_mft_args 
                            a);
 }
 
-/* The entries that vectors do better; what is done once a row stays plain. */
+/* The entries that are faster with vectors; what runs once per row stays plain. */
 XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels) {
     kernels->write = xdi_mft_simd_write;
     kernels->largest = xdi_mft_simd_largest;

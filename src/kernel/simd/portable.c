@@ -1,4 +1,4 @@
-/* The loops on four lanes, as the compiler makes them of its own vectors: for any processor. */
+/* The loops on four lanes, for any processor: vector types of the compiler. */
 
 #include "kernel/simd/loops.h"
 
@@ -33,7 +33,7 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
 XDI_SIMD_INLINE xdi_v4 xdi_v4_mul_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     return a * b - c;
 }
-/* Without fma: a product of two 12-bit halves is exact, and so is its distance to c; the other parts are
+/* Without fma: a product of two 12-bit halves has no rounding error, nor has its difference from c; the other parts are
  * small. */
 XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);

@@ -1,4 +1,4 @@
-/* What vectors leave over, or are no help with, one by one: for the loops of every width. */
+/* Elements one by one, for the loops of every width: the last few of an array, and work that vectors do not speed up. */
 
 #include "kernel/simd/loops.h"
 
@@ -26,8 +26,8 @@ XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude
     return top;
 }
 
-/* Elements [i, n), when `count` have been found before them. Every index is written, and the next one over it
- * when it does not count. */
+/* Elements [i, n), after `count` matches before them. Every index is written; one that does not match is overwritten by the
+ * next. */
 XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
                                          uint32_t *indices, uint32_t *keys, int64_t count, int64_t room) {
     for (; i < n && count < room; i++) {

@@ -1,4 +1,4 @@
-/* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
+/* Statistics of rows and maxima of columns on vectors. What f32 cannot represent is left to the plain kernels. */
 
 #include "kernel/simd/loops.h"
 
@@ -7,8 +7,8 @@
 /* How far a maximum may lie above the integer that powers are relative to. */
 #define XDI_ROWS_ROOM 60.0
 
-/* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
- * that is far above, the integer follows it and the sum is taken again. */
+/* One read: a tile's sum, relative to an integer near the maxima so far, comes with the tile's maximum. Where that is far above
+ * the integer, the integer is raised and the sum is computed again. */
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
@@ -76,7 +76,7 @@ static xd_result xdi_simd_softmax_stats(const xd_launch *launch, const xd_softma
                            a);
 }
 
-/* What the entry was called with. */
+/* The entry's arguments. */
 typedef struct xdi_rows_maxima {
     const xd_rows *logits;
     const uint8_t *mask;
@@ -84,7 +84,7 @@ typedef struct xdi_rows_maxima {
     float *maxima;
 } xdi_rows_maxima;
 
-/* Columns [begin, end) XDI_ROWS_PIECE. NaN is no maximum. */
+/* Columns [begin, end) in units of XDI_ROWS_PIECE. A NaN is ignored. */
 static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *args, int64_t begin,
                                          int64_t end, int slot) {
     const xdi_rows_maxima *m = (const xdi_rows_maxima *)args;
@@ -116,7 +116,7 @@ static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *
     return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
     rows->column_maxima = xdi_simd_column_maxima;
     softmax->stats = xdi_simd_softmax_stats;

@@ -14,25 +14,25 @@
  *   mul_sub     a * b - c
  *   exact_sub   the same with one rounding, where the product is near c
  *   power       2^(n/steps), n the integer in the low bits of the argument's representation
- *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial makes its terms
+ *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial computes its coefficients
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
  *   load        elements [i, i + lanes) of f32 or bf16
  *   store       the same; to bf16 by round to nearest even. Not for NaN.
  *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
  *   store_two   the same way back
  *   stream, stream_two   store of f32, and store_two, past the caches where there is such an instruction: to a
- *               place aligned to XDI_SIMD_LINE, vector after vector
- *   fence       what was streamed is in memory before whatever follows
+ *               address aligned to XDI_SIMD_LINE, vector after vector
+ *   fence       streamed stores are in memory before later ones
  *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
- *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
+ *               elements [i, i + 2 lanes) of bf16: unlike max it does not occupy the units that add
  *   top_bits    the representation, as f32, of the largest kept by top, or by top_two
  *   total       the sum of all lanes, in double
  *
- * 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from a table where
- * the width has a permutation for one, times a short polynomial in f is the power. An entry i of a table has the bits of
- * 2^(i/steps) less those that n brings along, i in the upper bits of the mantissa. */
+ * 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from a table where the
+ * width has a permutation for one, times a short polynomial in f is the power. Entry i of the table has the bits of 2^(i/steps)
+ * minus those that n itself contributes: i in the upper bits of the mantissa. */
 
-/* Bytes that memory is read and written by. */
+/* Bytes of a cache line. */
 enum { XDI_SIMD_LINE = 64 };
 
 /* Attributes of what is inlined and of what is called, by width. */
@@ -51,10 +51,10 @@ typedef struct xdi_simd_array {
 
 #define XDI_SIMD_SQRT_HALF_BITS 0x3f3504f3
 
-/* What `top` begins with: less than every representation, by halves as well. */
+/* The initial value of `top`: less than every representation, also as halves. */
 #define XDI_SIMD_NO_TOP ((int32_t)0x80008000)
 
-/* Fewer elements than lanes, the others filled up, so that an element gets the same bits wherever it is. */
+/* Fewer elements than lanes, padded, so that the bits of an element do not depend on its position. */
 static inline void xdi_simd_part(xdi_simd_array x, int64_t begin, int64_t end, int lanes, float fill,
                                  float *out) {
     for (int i = 0; i < lanes; i++) {
@@ -82,7 +82,7 @@ static inline void xdi_simd_copy(xdi_simd_array from, int64_t begin, int64_t cou
            (size_t)count * size);
 }
 
-/* Elements [begin, end) in `room`, which has space for `count` f32, filled up to count. */
+/* Elements [begin, end) in `room`, which has space for `count` f32, padded to count. */
 static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, int64_t end, int64_t count,
                                              float fill, float *room) {
     xdi_simd_array padded;

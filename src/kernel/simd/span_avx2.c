@@ -1,5 +1,5 @@
-/* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
- * processor with AVX2 converts halves (F16C) too. */
+/* Spans of eight lanes. The plain spans compute the last few elements, with the same bits. Every processor with AVX2 also
+ * converts halves (F16C). */
 
 #include "kernel/simd/internal.h"
 
@@ -143,7 +143,7 @@ XDI_AVX2 static double xdi_avx2_sum(__m256d x) {
     return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-/* What the vectors of a span leave over: a few elements from `i` on. */
+/* The remainder of a span: a few elements from `i` on. */
 static double xdi_avx2_rest(const void *data, xd_dtype dtype, xd_norm_type type, int64_t i, int64_t n) {
     const char *rest = (const char *)data + (size_t)i * xd_dtype_size(dtype);
     return xdi_span_kernels_plain()->power_sum(rest, dtype, type, n - i);

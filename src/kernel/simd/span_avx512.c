@@ -1,5 +1,5 @@
-/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask; whole vectors have none, because
- * some processors do not fetch ahead for a masked load: a quarter of the speed where memory decides. */
+/* Spans of sixteen lanes. The last few elements are computed the same way under a mask; whole vectors use none, because some
+ * processors do not prefetch for a masked load: a quarter of the speed where memory is the limit. */
 
 #include "kernel/simd/internal.h"
 
@@ -7,7 +7,7 @@
 #    include <float.h>
 #    include <immintrin.h>
 
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -130,7 +130,7 @@ XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_updat
     }
 }
 
-/* Where the average of a target and a source is; see lerp in cpu/optimizer.c. */
+/* The new average of target t and source x; see lerp in cpu/optimizer.c. */
 XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
     const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
     const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
@@ -211,8 +211,8 @@ XDI_AVX512 static double xdi_avx512_total(__m512 x) {
                                         _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
 }
 
-/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
- * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the sum. They overflow or
+ * vanish where double would not: the sum shows this, and the result is then -1. */
 XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
     __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
@@ -232,7 +232,7 @@ XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
 }
 
-/* Squares or magnitudes in double. `dtype` and `square` are constants where it matters. */
+/* Squares or magnitudes in double. `dtype` and `square` are compile-time constants where speed matters. */
 XDI_AVX512 static inline __attribute__((always_inline)) double
 xdi_avx512_powers(const void *data, xd_dtype dtype, bool square, int64_t n) {
     __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;

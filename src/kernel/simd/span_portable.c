@@ -1,6 +1,5 @@
-/* Spans for any processor. They differ from the plain ones where those wait for calls: fmaf is a function
- * of the math library where the compiler may not use the instruction, and so are the conversions of
- * halves. */
+/* Spans for any processor. They differ from the plain ones where those call functions: fmaf of the math library, when the
+ * compiler may not use the instruction, and the conversions of halves. */
 
 #include "base/half.h"
 #include "kernel/simd/internal.h"
@@ -95,7 +94,7 @@ static void xdi_portable_add(float *sum, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* Four sums take turns, so that an addition need not wait for the one before. */
+/* Four independent sums, so that an addition need not wait for the previous one. */
 static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
     float widened[XDI_SPAN];
     const float *x = (const float *)data;

@@ -1,4 +1,4 @@
-/* What the loops over a tile are told, and what they leave over. */
+/* Arguments of the loops over a tile. */
 
 #include "kernel/simd/loops.h"
 

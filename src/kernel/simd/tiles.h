@@ -10,38 +10,36 @@ enum { XDI_TILE = 2048 };
 #define XDI_TILE_LOG2E 1.4426950408889634
 #define XDI_TILE_LN2 0.69314718055994531
 
-/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the
- * result must not pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, at its
- * own size: relative error below 3e-7, plus that of the factor's rounding. */
+/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the result must not
+ * pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, to its own precision: relative error below
+ * 3e-7, plus that of the factor's rounding. */
 typedef struct xdi_tile_power {
     float factor, whole, low;
 } xdi_tile_power;
 
-/* What the sums of a tile need, and the sums, all in base 2: p and q are the powers of the own and the
- * other side.
+/* The inputs of a tile's sums, and the sums, in base 2: p and q are the powers of the sides `own` and `other`.
  *   own     sum p
  *   other   sum q
  *   cross   sum p (own_weight log2 p - log2 q)
- * Maxima leave NaN out; NaN shows in the sums. */
+ * Maxima ignore NaN, which appears in the sums. */
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
     float own_weight;
-    bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
 } xdi_tile_pair;
 
-/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their
- * mixture, p and q the powers, which leave the rest of the normaliser out: log2 P = factor x - whole -
- * rest. */
+/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their mixture, p and q the
+ * powers, which lack the remainder of the normaliser: log2 P = factor x - whole - rest. */
 typedef struct xdi_tile_mixture {
     xdi_tile_power p, q;
     float p_rest, q_rest;
     float p_share, q_share; /* of the mixture */
-    float top;              /* taken off log2(P/m) */
+    float top;              /* subtracted from log2(P/m) */
 } xdi_tile_mixture;
 
 /* How the gradient of a row is formed: the sum of the hard part and of a soft part.
@@ -60,9 +58,9 @@ typedef enum xdi_tile_soft {
 
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
-    bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
-    /* What is read later and asked for meanwhile, with a teacher only: for elements [32 k, 32 k + 32) line k / 2 of
-     * the first or, k odd, the second; NULL -> nothing. */
+    bool streamed; /* the stores bypass the caches: out begins at a cache line, and `fence` follows */
+    /* Memory to prefetch meanwhile, with a teacher only: elements [32 k, 32 k + 32) prefetch line k / 2 of the first or, for
+     * odd k, of the second; NULL -> nothing. */
     const char *ahead[2];
     bool hard;
     xdi_tile_power h;
@@ -86,8 +84,7 @@ typedef struct xdi_tiles {
     float (*max)(xdi_simd_array x, int64_t n);
     /* Sum of the elements less `reference`. */
     double (*linear)(xdi_simd_array x, int64_t n, float reference);
-    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, NaN
-     * left out. */
+    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, ignoring NaN. */
     double (*sum)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, float *max);
     void (*pair)(xdi_tile_pair *pair, int64_t n);
     /* Sums of p (log2(P/m) - top) and of q log2(Q/m). */
@@ -106,19 +103,19 @@ typedef struct xdi_tiles {
     void (*range)(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last);
     /* bins[i] becomes the sum of the ones before it; n is a multiple of 16. */
     void (*offsets)(uint32_t *bins, int64_t n);
-    /* n records of a key over an index: values of the keys, and the indices counted from `first`. True when a
-     * value is a zero, whose sign keys leave out. */
+    /* n records, key in the upper half and index in the lower: writes the keys' values, and the indices plus `first`. True when
+     * a value is zero, whose sign the key lacks. */
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
 enum { XDI_TILE_BLOCK = 32 };
 #define XDI_TILE_APART 120.0f
 
-/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
+/* Padding whose power is 0: finite, and its exponent too. */
 #define XDI_TILE_LEAST (-1e30f)
 
-/* rest.c: elements [i, n) of collect, when `count` have been found before them; and all of unpack, one by one. */
+/* rest.c: elements [i, n) of collect, after `count` matches before them; and all of unpack, one by one. */
 XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
                                          uint32_t *indices, uint32_t *keys, int64_t count, int64_t room);
 XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t first, double *values,
@@ -133,14 +130,14 @@ typedef struct xdi_row_sum {
     int64_t tile;
 } xdi_row_sum;
 
-/* rows.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
- * rows without a number. */
+/* rows.c: the sums over a row, factor = log2(e) / temperature. False where f32 does not suffice, for NaN and for rows without a
+ * number. */
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
 /* tiles.c: the loops of the context's level. */
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
-/* tiles.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
+/* tiles.c: whether powers of numbers up to max can be computed. The bound keeps factor x accurate enough. */
 XD_PRIVATE bool xdi_simd_fits(double max, double factor);
 /* tiles.c: elements from one row to the next, a row from one column on, and how many elements the tile has that
  * begins at column c. */
@@ -156,7 +153,7 @@ typedef struct xdi_simd_power {
 
 /* loss.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
 XD_PRIVATE xdi_simd_power xdi_simd_normalised(double factor, double max, double log_sum);
-/* loss.c: does a gradient go past the caches, unless it is written over one of these? */
+/* loss.c: whether a gradient's stores bypass the caches; not where it overwrites one of these. */
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher);
 
 #endif

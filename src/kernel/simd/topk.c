@@ -39,8 +39,7 @@ static xdi_simd_outside xdi_simd_outside_of(double max, double temperature) {
     return o;
 }
 
-/* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
- * passed. */
+/* The tile with -infinity at its ids; a tile with ids is copied to `copy`. *next counts the ids already passed. */
 static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
                                         const int64_t *order, int64_t inside, int64_t *next, float *copy) {
     const int64_t *ids = a->ids + r * a->k, begin = a->vocab.begin;
@@ -58,7 +57,7 @@ static xdi_simd_array xdi_simd_hide_ids(const xd_topk_args *a, int64_t r, int64_
     return x;
 }
 
-/* False for rows of the plain kernel; nothing is then written but the order. */
+/* False for a row that the plain kernel must compute; only the order has been written then. */
 static bool xdi_simd_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, int64_t *order,
                                double *sums) {
     const int64_t begin = a->vocab.begin, columns = a->vocab.end - begin;
@@ -244,8 +243,8 @@ static float xdi_select_at(xdi_simd_array x, int64_t i) {
     return x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
 }
 
-/* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
- * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
+/* A threshold estimated from a sample: more than k elements exceed it unless the sample's count is off by more than
+ * `deviations` standard deviations. The sample takes a few adjacent elements at many positions: those share a cache miss. */
 static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
     const int64_t places = XDI_SELECT_SAMPLE / XDI_SELECT_NEAR, step = a->columns / places;
     const bool all = step < XDI_SELECT_NEAR; /* a short row: its beginning */
@@ -256,7 +255,7 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
-    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all misses at once */
+    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all cache misses in parallel */
         __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
@@ -268,19 +267,19 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns and keys, and records of a key over a column to sort to
- * and fro. Keys count from the first one, so that candidates near each other, as the largest of a row are,
+/* Memory for a row's candidates: their columns and keys, and two arrays of records (key in the upper half, column in the lower)
+ * for the sort. Digits are those of the key minus the smallest key: the largest elements of a row are close together, so they
  * differ in few bits. */
 typedef struct xdi_select_scratch {
     uint32_t *columns, *keys;
     uint64_t *from, *to;
     int64_t room;
-    uint32_t first;    /* the first key in order */
-    int digits, width; /* passes of the sort, and bits that each looks at */
+    uint32_t first;    /* the smallest key */
+    int digits, width; /* passes of the sort, and bits per pass */
     uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
 
-/* How many keys have each digit; the third one's bits begin at `third`, 32 without one. */
+/* Counts the keys of each digit value. The third digit begins at bit `third`; 32: there is no third digit. */
 static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, int third) {
     uint32_t *low = s->bins[0], *middle = s->bins[1], *high = s->bins[2];
     const uint32_t *keys = s->keys, first = s->first;
@@ -293,7 +292,7 @@ static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, in
     for (int64_t i = 0; third < 32 && i < n; i++) high[(keys[i] - first) >> third]++;
 }
 
-/* The passes that the keys need, and where each pass begins to put them. */
+/* The passes that the keys need, and the first output index of each digit value in every pass. */
 static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64_t n) {
     uint32_t last;
     int bits = 1;
@@ -309,7 +308,7 @@ static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64
     for (int digit = 0; digit < s->digits; digit++) tiles->offsets(s->bins[digit], mask + 1);
 }
 
-/* Radix sort of the keys, which come out in s->from; equal ones keep their order. */
+/* Stable radix sort of the keys; the result is in s->from. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
     const uint32_t mask = ((uint32_t)1 << s->width) - 1, first = s->first;
     uint32_t *bins = s->bins[0];
@@ -330,7 +329,7 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
     }
 }
 
-/* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
+/* False when both thresholds were too high or too many elements are equal: the row then goes to xdi_select_few. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
     const xdi_simd_array x = xdi_simd_array_of(&a->logits, r, 0);
@@ -340,7 +339,7 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
         const float threshold = xdi_select_threshold(a, r, attempt ? 8.0 : 1.75);
         n = tiles->collect(x, a->columns, threshold, s->columns, s->keys, s->room);
     }
-    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may be incomplete */
     xdi_select_plan(tiles, s, n);
     xdi_select_sort(s, n);
     if (!tiles->unpack(s->from, a->k, a->first, values, ids)) return true;
@@ -349,7 +348,7 @@ static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int
     return true;
 }
 
-/* A selection, and where its first thread keeps candidates; NULL: nowhere. */
+/* A selection, and the first thread's memory for candidates; NULL: none. */
 typedef struct xdi_select_job {
     const xd_select_args *a;
     void *memory;
@@ -381,8 +380,8 @@ XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_ar
         return xd_topk_kernels_cpu()->select(launch, a);
     const size_t bytes = (size_t)job.room * 24;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without room: slowly */
-    /* Where the threads have no room for as many candidates, all rows are one piece. */
+        job.memory = xdi_scratch_take(launch->ctx, bytes); /* without memory: the slow way */
+    /* When a thread's scratch is too small for the candidates, all rows are one piece. */
     const xd_result result =
         bytes <= XDI_POOL_SCRATCH
             ? xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_simd_select_piece, &job)
@@ -391,7 +390,7 @@ XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_ar
     return result;
 }
 
-/* The top-k entries that vectors do better. */
+/* The top-k entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels) {
     kernels->maxima = xdi_simd_topk_maxima;
     kernels->stats = xdi_simd_topk_stats;

@@ -1,5 +1,4 @@
-/* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot say are left to the plain
- * kernels. */
+/* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot represent are left to the plain kernels. */
 
 #include "kernel/simd/loops.h"
 
@@ -19,7 +18,7 @@ static bool xdi_simd_uld_power(const xd_uld_rows *side, int64_t row, double scal
 
 /* ---- compare ---- */
 
-/* A chunk on its way. */
+/* The state of one chunk. */
 typedef struct xdi_simd_uld {
     const xdi_uld_loops *loops;
     const xd_uld_args *a;
@@ -30,7 +29,7 @@ typedef struct xdi_simd_uld {
     xdi_uld_tile tile;
 } xdi_simd_uld;
 
-/* Logits of ranks [r, r + n), -infinity behind the list's end. */
+/* Logits of ranks [r, r + n), -infinity past the list's end. */
 static void xdi_simd_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
     int64_t i = 0;
     for (; i < n && r + i < count; i++) out[i] = xd_float_of_key((uint32_t)(sorted[r + i] >> 32));
@@ -73,7 +72,7 @@ static void xdi_simd_uld_matched(xdi_simd_uld *f) {
     }
 }
 
-/* False: nothing is done. */
+/* False when nothing was done. */
 static bool xdi_simd_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
     const int64_t columns = a->side[XD_ULD_STUDENT].columns;
     xdi_simd_uld f;
@@ -136,7 +135,7 @@ static xd_result xdi_simd_uld_gradient(const xd_launch *launch, const xd_uld_arg
     return xdi_uld_gradient_rows(launch, a, xdi_simd_uld_write_row);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels) {
     kernels->compare = xdi_simd_uld_compare;
     kernels->gradient = xdi_simd_uld_gradient;

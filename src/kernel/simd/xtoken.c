@@ -1,4 +1,4 @@
-/* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
+/* Losses across tokenizers on vectors. Rows that f32 cannot represent are left to the plain kernels. */
 
 #include "kernel/simd/loops.h"
 
@@ -37,16 +37,16 @@ static xd_xtoken_rows xdi_simd_xtoken_one(const xd_xtoken_rows *x, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
-/* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
- * first id of the block. */
+/* The ids of a block that have tables: all n or, packed, only those that have entries; `list` counts from the first id of the
+ * block. */
 typedef struct xdi_simd_ids {
     int64_t v, n, tables;
     bool packed;
     int32_t list[XDI_XTOKEN_BLOCK];
 } xdi_simd_ids;
 
-/* Which rows at work are looked at: NULL -> all, else those whose chunk has a largest other than 0 and, with `several`,
- * is not alone. */
+/* Which of the rows are used: NULL -> all, otherwise those whose chunk has a nonzero `largest` and, with `several`, more than
+ * one position. */
 typedef struct xdi_simd_filter {
     const xd_xtoken_chunk *chunks;
     bool several;
@@ -57,22 +57,22 @@ static bool xdi_simd_looks(const xdi_simd_filter *filter, int64_t place) {
     return !c || (c->largest != 0.0 && !(filter->several && c->alone));
 }
 
-/* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
+/* Up to 64 rows, of up to 16 chunks, and their tables in the scratch. */
 typedef struct xdi_simd_group {
     const xdi_xtoken_loops *loops;
     const xd_xtoken_rows *x;
     xdi_xtoken_entries m;
     int64_t k;
-    int64_t end; /* of x->rows, those that were passed over too */
+    int64_t end; /* in x->rows, skipped rows included */
     int64_t places[XDI_XTOKEN_LANES];
     int lanes, rows;
-    int64_t row[XDI_XTOKEN_ROWS];        /* numbers in x->rows */
+    int64_t row[XDI_XTOKEN_ROWS];        /* indices in x->rows */
     int lane[XDI_XTOKEN_ROWS];           /* of a row */
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
     float *slots;                        /* [k, 16] */
     float *block;                        /* [BLOCK, 16] of a block of ids */
-    float *across;                       /* [16, STRIDE] the same, the other way round */
+    float *across;                       /* [16, STRIDE] the same, transposed */
     float *packed;                       /* [STRIDE] of one row */
     xdi_simd_ids ids;
 } xdi_simd_group;
@@ -85,8 +85,8 @@ static void xdi_simd_group_tables(xdi_simd_group *g, float *scratch) {
     memset(g->across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g->across);
 }
 
-/* Where the group that begins with a row ends: it takes whole chunks, or rows of one that is longer than a group, so that
- * a chunk's sum does not depend on its neighbours. */
+/* Where the group that begins with a row ends: it takes whole chunks, or a part of one that is longer than a group, so that a
+ * chunk's sum does not depend on its neighbours. */
 static int64_t xdi_simd_group_end(const xd_xtoken_rows *x, const xdi_simd_filter *filter, int64_t begin) {
     int64_t end = begin, rows = 0;
     for (int lanes = 0; end < x->count;) {
@@ -104,7 +104,7 @@ static int64_t xdi_simd_group_end(const xd_xtoken_rows *x, const xdi_simd_filter
     return end;
 }
 
-/* The rows from `begin` on. What no row fills is 0. */
+/* The group of rows that begins at `begin`. What no row fills is 0. */
 static xdi_simd_group xdi_simd_group_at(const xd_launch *launch, const xd_xtoken_rows *x,
                                         const xd_xtoken_matrix *m, const xdi_simd_filter *filter,
                                         int64_t begin) {
@@ -132,12 +132,12 @@ static int64_t xdi_simd_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Vectors of every width are whole. */
+/* Rounded up to whole vectors of every width. */
 static int64_t xdi_simd_padded_of(int64_t n) {
     return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
 }
 
-/* The block that begins at v. Powers of four ids cost less than picking one. */
+/* The block that begins at v. The powers of four ids cost less than gathering one. */
 static void xdi_simd_open_block(xdi_simd_group *g, int64_t v) {
     const xdi_xtoken_entries *m = &g->m;
     const int64_t n = xdi_simd_block_at(v, g->x->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
@@ -172,7 +172,7 @@ static int64_t xdi_simd_block_logits(const xdi_simd_group *g, int at, xdi_simd_a
     return xdi_simd_padded_of(g->ids.tables);
 }
 
-/* Probabilities of the block, summed over each chunk's rows: across. */
+/* Probabilities of the block, summed over each chunk's rows: in `across`. */
 static void xdi_simd_project_block(const xdi_simd_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
@@ -204,15 +204,15 @@ static void xdi_simd_project_group(xdi_simd_group *g, double *cells) {
     }
 }
 
-/* Tables of J, of a block of ids both ways round, and of a row; or both sides of a divergence. The plain kernels, which
- * do what is fixed, need none. */
+/* Tables of J, of a block of ids in both layouts, and of a row; or both sides of a divergence. The plain kernels, which compute
+ * sums in fixed point, need none. */
 static int64_t xdi_simd_xtoken_project_scratch(int64_t k, bool fixed) {
     if (fixed) return 0;
     return XDI_XTOKEN_LANES * (k + XDI_XTOKEN_BLOCK) + (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE;
 }
 
-/* Groups that the threads share: runs of them, which begin with a chunk. The rows of run i are [bound[i], bound[i + 1]);
- * of so many at a time. */
+/* Groups shared among the threads: runs of groups that begin with a chunk. The rows of run i are [bound[i], bound[i + 1]); at
+ * most XDI_XTOKEN_RUNS runs at a time. */
 enum { XDI_XTOKEN_RUNS = 64 };
 
 typedef struct xdi_simd_runs {
@@ -221,7 +221,7 @@ typedef struct xdi_simd_runs {
     int64_t bound[XDI_XTOKEN_RUNS + 1], count;
 } xdi_simd_runs;
 
-/* The runs from a row on. */
+/* The runs that begin at a row. */
 static void xdi_simd_cut(const xd_xtoken_rows *x, xdi_simd_runs *runs, int64_t begin) {
     runs->bound[0] = begin;
     for (runs->count = 0; runs->count < XDI_XTOKEN_RUNS && begin < x->count; runs->count++) {
@@ -278,7 +278,7 @@ static void xdi_simd_load_slopes(const xdi_simd_group *g, const double *dy) {
     }
 }
 
-/* h = M dy of the block: across. */
+/* h = M dy of the block: in `across`. */
 static void xdi_simd_back_block(const xdi_simd_group *g) {
     const int64_t tables = xdi_simd_padded_of(g->ids.tables);
     memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
@@ -331,7 +331,7 @@ static xd_result xdi_simd_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* ---- gradient ---- */
 
-/* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
+/* A gradient of this many bytes is in no cache when it is next read: its stores bypass the caches. */
 #define XDI_XTOKEN_PAST ((size_t)1 << 25)
 
 static bool xdi_simd_goes_past(const xd_rows *x) {
@@ -339,7 +339,7 @@ static bool xdi_simd_goes_past(const xd_rows *x) {
     return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
 }
 
-/* Both parts of one power: (p1 / p) p joins what is taken off u. */
+/* Both parts from one power: (p1 / p) p joins what is subtracted from u. */
 static void xdi_simd_join_powers(xdi_xtoken_writer *w) {
     const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
     if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
@@ -347,7 +347,7 @@ static void xdi_simd_join_powers(xdi_xtoken_writer *w) {
     w->hard = false;
 }
 
-/* What of rows[i] is the same for all blocks; false where f32 does not fit. */
+/* The constants of rows[i] for all blocks; false where f32 does not suffice. */
 static bool xdi_simd_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writer *w) {
     const xd_xtoken_gradient *to = f->to;
     const xd_xtoken_rows *x = &to->x;
@@ -370,8 +370,8 @@ static bool xdi_simd_writer(const xdi_xtoken_form *f, int64_t i, xdi_xtoken_writ
     return true;
 }
 
-/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
- * gradient and the logits held there. */
+/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs the previous gradient and the
+ * logit there. */
 static void xdi_simd_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken_form *f, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
     const int64_t row = f->to->x.rows[i];
@@ -384,7 +384,7 @@ static void xdi_simd_write_block(const xdi_xtoken_loops *loops, const xdi_xtoken
     if (here) xdi_loss_store(&f->to->rows, row, w->label, at_label);
 }
 
-/* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
+/* Rows of a group by blocks, so that h is computed once for all rows of a chunk. */
 static void xdi_simd_write_group(xdi_simd_group *g, const xdi_xtoken_form *f) {
     xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
     for (int at = 0; at < g->rows; at++) g->fits[at] = xdi_simd_writer(f, g->row[at], &writers[at]);
@@ -477,7 +477,7 @@ static double xdi_simd_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: `out`. They are asked for before their turn, of bf16 with the row before. */
+/* Writes rows[i] at the retained columns to `out`. They are prefetched, for bf16 while the previous row is read. */
 static void xdi_simd_pick(const xd_xtoken_target_args *a, int64_t i, float *out) {
     const xd_xtoken_rows *x = &a->x;
     const int64_t k = a->k, *ids = a->ids, ahead = 128;
@@ -549,7 +549,7 @@ static xd_result xdi_simd_xtoken_log_probs(const xd_launch *launch, const xd_xto
 
 /* ---- divergences ---- */
 
-/* The first of the largest. */
+/* The index of the largest element, the first one among equals. */
 static int64_t xdi_simd_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
     float top = -INFINITY;
     int64_t best = 0, tile = 0;
@@ -621,13 +621,13 @@ static xd_result xdi_simd_xtoken_divergence(const xd_launch *launch, const xd_xt
                             xdi_simd_divergence_places, a);
 }
 
-/* The likeliest pair so far. */
+/* The most probable pair so far. */
 typedef struct xdi_simd_best {
     double value;
     int64_t pair;
 } xdi_simd_best;
 
-/* Pairs [at, at + n), n > 0, have these values. */
+/* Updates *best with pairs [at, at + n), n > 0, which have these values. */
 static void xdi_simd_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
                             xdi_simd_best *best) {
     const double top = loops->top(x, n, false);
@@ -641,7 +641,7 @@ static void xdi_simd_better(const xdi_xtoken_loops *loops, const double *x, int6
     while (*x++ != top) best->pair++;
 }
 
-/* The first pair whose student id is not less. */
+/* The first pair whose student id is at least `id`. */
 static int64_t xdi_simd_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     int64_t begin = 0, end = a->pairs;
     while (begin < end) {
@@ -654,7 +654,7 @@ static int64_t xdi_simd_pair_from(const xd_xtoken_pair_args *a, int64_t id) {
     return begin;
 }
 
-/* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
+/* The divergence of pairs [at, at + n) of this shard; y holds the other side's means. */
 static double xdi_simd_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_pair_args *a, int64_t at,
                                  int64_t n, const double *y, xdi_simd_best *best) {
     double x[XDI_XTOKEN_PAIRS];
@@ -688,7 +688,7 @@ static xd_result xdi_simd_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     return XD_OK;
 }
 
-/* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
+/* Without -infinity and NaN the selected values are the logarithms of the probabilities in f32. */
 static xd_result xdi_simd_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
     const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
@@ -760,7 +760,7 @@ static xd_result xdi_simd_xtoken_moments(const xd_launch *launch, const xd_xtoke
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_simd_moments_rows, a);
 }
 
-/* The entries that vectors do better. */
+/* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->project_scratch = xdi_simd_xtoken_project_scratch;
     kernels->project = xdi_simd_xtoken_project;

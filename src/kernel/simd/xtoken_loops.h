@@ -5,9 +5,9 @@
 
 /* The innermost loops of losses across tokenizers, one set for each vector width.
  *
- * A projection is walked for 16 chunks at once: tables of 16 floats a slot or student id, so that an entry of
- * the matrix is one multiply-add of vectors, to and fro. The student comes in blocks of ids whose tables stay
- * in the first two caches: DENSE ids, or those of BLOCK that have an entry, where these are few. */
+ * A projection is walked for 16 chunks at once: tables of 16 floats per slot or student id, so that an entry of the matrix is
+ * one multiply-add of vectors, in both directions. The student's ids come in blocks whose tables stay in the L1 and L2 caches:
+ * DENSE ids, or those of BLOCK that have an entry, where these are few. */
 enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 1024, XDI_XTOKEN_DENSE = 256 };
 
 /* p = scale 2^(...) of a row. */
@@ -16,17 +16,17 @@ typedef struct xdi_xtoken_power {
     float scale;
 } xdi_xtoken_power;
 
-/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
+/* A row's gradient: out (+)= p1 + u_scale u - shift p, or, with times_p, p (u_scale u - shift) for the last two terms. */
 typedef struct xdi_xtoken_writer {
     xdi_simd_array x, out;
-    bool add, hard, soft, times_p, past; /* past: the stores go past the caches */
+    bool add, hard, soft, times_p, past; /* past: the stores bypass the caches */
     xdi_xtoken_power p, p1;
     const float *u; /* or NULL */
     float u_scale, shift;
     int64_t label; /* its column; -1: without cross entropy, or on another shard */
 } xdi_xtoken_writer;
 
-/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
+/* Distance between the 16 lanes of a block: they must not all be in one set of the cache. */
 enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
 
 /* Inner loops of one vector width; n elements. */
@@ -35,8 +35,7 @@ typedef struct xdi_xtoken_loops {
     void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
     /* sum of p h */
     double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* Of a block of n elements the listed ones together, and up to a multiple of 16 -infinity. Asks for the
-     * next block. */
+    /* Gathers the listed elements of a block of n, padded with -infinity to a multiple of 16. Prefetches the next block. */
     void (*pack)(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
     /* n entries: slots[16 slot] += weight ids[16 i], or with `back` ids += weight slots. i counts student ids
      * where they are packed, or is the id less `first`. */
@@ -49,7 +48,7 @@ typedef struct xdi_xtoken_loops {
     void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
     /* out = x factor - shift; the sum of the products */
     double (*narrow)(const double *x, int64_t n, double factor, double shift, float *out);
-    /* the largest element, or magnitude: NaN leaves it as it is */
+    /* the largest element, or magnitude, ignoring NaN */
     double (*top)(const double *x, int64_t n, bool magnitude);
     /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
     double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
@@ -70,7 +69,7 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
 typedef double __attribute__((vector_size(64))) xdi_d8;
 typedef float __attribute__((vector_size(32))) xdi_f8;
 
-/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
+/* Prefetches what follows a block: the next call for the same row comes after those for all other rows. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
     __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */

@@ -35,7 +35,7 @@ inline float __half2float(__half value) {
     unsigned fraction = value.bits & 0x3ffu;
     if (exponent == 31u) return __uint_as_float(sign | 0x7f800000u | (fraction << 13));
     if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (fraction << 13));
-    const float magnitude = (float)fraction * 0x1p-24f; /* exact: ten bits */
+    const float magnitude = (float)fraction * 0x1p-24f; /* no rounding: ten bits */
     return sign ? -magnitude : magnitude;
 }
 

@@ -1,6 +1,5 @@
-/* Emulation of <cuda_runtime.h>: what nvcc provides by itself (qualifiers, vector types, built-in
- * variables), the launch template, and the macros of the seam. Host calls: emu_api.h. Device functions:
- * emu_device.h. */
+/* Emulation of <cuda_runtime.h>: what nvcc has built in (qualifiers, vector types, built-in variables), the launch template,
+ * and the macros of the seam. Host calls: emu_api.h. Device functions: emu_device.h. */
 #ifndef EMU_CUDA_RUNTIME_H
 #define EMU_CUDA_RUNTIME_H
 
@@ -144,7 +143,7 @@ template <typename T> inline cudaError_t cudaMallocHost(T **pointer, size_t byte
  *
  *   XD_SHARED(float, part, [32]);    XD_SHARED(int, total, );    XD_DYN_SHARED(float, tile);
  *
- * A site gets its place in the block's arena at the first use in a launch; between any two lie red zones. */
+ * A declaration gets its address in the block's arena at the first use in a launch; red zones separate any two. */
 
 struct emu_shared_site {
     unsigned launch, offset;

@@ -1,8 +1,7 @@
-/* The subset of the CUDA runtime that the emulation offers, and the calls with which a test steers it.
+/* The subset of the CUDA runtime that the emulation offers, and the calls with which a test controls it.
  *
- * Names, values and argument order of everything called cuda* are those of the CUDA runtime, so that the
- * unit under test compiles unchanged with the vendor's headers. What is called emu_* exists here only. C
- * and C++. */
+ * Names, values and argument order of everything called cuda* are those of the CUDA runtime, so that the unit under test
+ * compiles unchanged with the vendor's headers. Names emu_* exist here only. C and C++. */
 #ifndef EMU_API_H
 #define EMU_API_H
 
@@ -251,7 +250,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
-/* ---- What a test steers. Settings are of the process, unless "thread" is said. ---- */
+/* ---- What a test controls. A setting holds for the process, unless "thread" is stated. ---- */
 
 typedef enum emu_order {
     EMU_ASCENDING = 0,
@@ -262,7 +261,7 @@ typedef enum emu_order {
 
 typedef enum emu_streams {
     EMU_EAGER = 0,       /* an item runs as soon as its dependencies allow */
-    EMU_LAZY = 1,        /* only when somebody waits, older streams first */
+    EMU_LAZY = 1,        /* only when a thread waits, older streams first */
     EMU_LAZY_REVERSE = 2 /* the same, younger streams first */
 } emu_streams;
 
@@ -273,12 +272,11 @@ void emu_set_streams(emu_streams mode);
 /* Kernels whose result may depend on the order (float atomics) run once while this is 0. Thread. */
 void emu_set_comparable(int comparable);
 
-/* Number of devices (1 to 16; default 4, or EMU_DEVICES) and bytes a device may hold (default 8 GiB). */
+/* Number of devices (1 to 16; default 4, or EMU_DEVICES) and memory of a device in bytes (default 8 GiB). */
 void emu_set_device_count(int count);
 void emu_set_quota(int device, size_t bytes);
 
-/* While on (or EMU_HOST_FAULTS=1 at start), host code that touches device memory dies by a memory fault.
- * Slow. */
+/* While on (or with EMU_HOST_FAULTS=1 at the start), host code that accesses device memory ends with a memory fault. Slow. */
 void emu_set_host_faults(int on);
 
 /* Seconds without progress of any stream after which a waiting thread reports a hang (default 20). */
@@ -289,14 +287,13 @@ void emu_set_hang_seconds(double seconds);
 void emu_seal(void);
 void emu_unseal(void);
 
-/* The n-th fallible call of this thread from now fails (1 is the next one; 0 switches it off). Calls that
- * release something and cudaGetLastError never fail. emu_calls counts fallible calls of this thread. */
+/* The n-th fallible call of this thread from now fails (1 is the next one; 0 disables this). Calls that release something and
+ * cudaGetLastError never fail. emu_calls counts fallible calls of this thread. */
 void emu_fail_call(long n);
 long emu_calls(void);
 
-/* Reports of wrong use since the last take. They also go to stderr; a process that ends with reports that
- * nobody took, or with live handles, ends with status 99. `text` receives the first ones, separated by
- * newlines. */
+/* Reports of misuse since they were last taken. They also go to stderr; a process that ends with reports that were not taken,
+ * or with live handles, ends with status 99. `text` receives the first ones, separated by newlines. */
 int emu_report_count(void);
 int emu_take_reports(char *text, size_t room);
 
@@ -304,10 +301,10 @@ int emu_take_reports(char *text, size_t room);
  * `text` may be NULL. */
 int emu_live_handles(char *text, size_t room);
 
-/* Kernel launches so far, a repetition by the comparison not counted. */
+/* Kernel launches so far; repetitions by the comparison of orders are not counted. */
 long emu_launch_count(void);
 
-/* Forgets device errors that stick, for tests that provoke them. */
+/* Clears sticky device errors, for tests that provoke them. */
 void emu_reset_errors(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* Device functions of CUDA, for the emulation: synchronisation, warp exchange, atomics, arithmetic.
  *
- * Calls that wait take the caller's file and line as defaulted arguments, so that a report can name them. */
+ * Calls that wait have default arguments for the caller's file and line, so that a report can name them. */
 #ifndef EMU_DEVICE_H
 #define EMU_DEVICE_H
 
@@ -34,7 +34,7 @@ enum emu_warp_op {
 };
 
 int emu_block_barrier(emu_block_op op, int predicate, const char *file, int line);
-/* The lane's own value and parameter go in; what the operation yields for this lane comes out. */
+/* Input: the lane's own value and parameter; output: the result for this lane. */
 uint64_t emu_warp(emu_warp_op op, unsigned mask, uint64_t value, int parameter, int width, const char *file,
                   int line);
 void emu_fence(void);
@@ -121,8 +121,7 @@ EMU_REDUCE(__reduce_or_sync, unsigned, EMU_REDUCE_OR)
 EMU_REDUCE(__reduce_xor_sync, unsigned, EMU_REDUCE_XOR)
 #undef EMU_REDUCE
 
-/* ---- atomics: one block runs at a time, so plain operations suffice; the checker is told (atomic.cpp)
- * ---- */
+/* ---- atomics: one block runs at a time, so plain operations suffice; they are reported to the checker (atomic.cpp) ---- */
 
 typedef unsigned long long emu_ull;
 
@@ -167,15 +166,15 @@ unsigned emu_cluster_size(void);
 void *emu_cluster_map(const void *shared, unsigned rank, const char *file, int line);
 
 inline void emu_cluster_sync(EMU_HERE) { emu_block_barrier(EMU_CLUSTER_SYNC, 0, file, line); }
-/* The address, in block `rank` of this cluster, of what lies at `shared` in this block. */
+/* The address in block `rank` of this cluster that corresponds to `shared` in this block. */
 template <typename T> inline T *emu_map_shared(T *shared, unsigned rank, EMU_HERE) {
     return static_cast<T *>(emu_cluster_map(shared, rank, file, line));
 }
 
 /* ---- twins of mbarrier and of 1-D bulk copies (bulk.cpp) ----
  *
- * A copy to shared memory is carried out when somebody waits for its barrier, a copy from shared memory
- * when its group is waited for: code that forgets to wait reads NaN, or leaves unwritten memory. */
+ * A copy to shared memory is executed when a thread waits for its barrier, a copy from shared memory when its group is waited
+ * for: code that does not wait reads NaN, or leaves memory unwritten. */
 
 void emu_mbarrier_init(uint64_t *barrier, unsigned arrivals, EMU_HERE);
 void emu_mbarrier_arrive(uint64_t *barrier, EMU_HERE);

@@ -1,5 +1,5 @@
-/* Emulation of NCCL: the ranks are threads (or devices) of one process. Names, values and meaning are
- * NCCL's; a test may also steer it through the last function. C and C++. */
+/* Emulation of NCCL: the ranks are threads (or devices) of one process. Names, values and meaning are NCCL's; a test may also
+ * control it through the last function. C and C++. */
 #ifndef EMU_NCCL_H
 #define EMU_NCCL_H
 
@@ -122,8 +122,7 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* From now on nothing of this communicator finishes, and ncclCommGetAsyncError gives `error`, until it is
- * aborted. */
+/* From now on no operation of this communicator finishes, and ncclCommGetAsyncError returns `error`, until it is aborted. */
 void emu_nccl_fail(ncclComm_t comm, ncclResult_t error);
 
 #ifdef __cplusplus

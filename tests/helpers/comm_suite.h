@@ -535,11 +535,12 @@ static inline void suite_check_traffic(const xd_comm *comm, xd_comm_counters *be
 
 static inline xd_result suite_counters_give_the_bytes_that_pass_between_ranks(xd_comm *world, void *unused) {
     const int n = xd_comm_size(world), rank = xd_comm_rank(world), root = n / 2;
-    const int64_t others = n - 1, even = 10 * n;
+    const int64_t others = n - 1, even = 10 * n, sent = 30;
     int64_t counts[SUITE_RANKS], total = 0;
     (void)unused;
     for (int r = 0; r < n; r++) total += counts[r] = 5 + 3 * r;
-    suite_buffer a = suite_open(total + even, XD_DTYPE_I32), b = suite_open(total + even, XD_DTYPE_I32);
+    const int64_t room = total + even + sent;
+    suite_buffer a = suite_open(room, XD_DTYPE_I32), b = suite_open(room, XD_DTYPE_I32);
     xd_comm_counters before = xd_comm_traffic(world);
     CHECK_EQ_INT(xd_reduce_scatter(world, a.at, b.at, counts, XD_DTYPE_I32, XD_MAX), XD_OK);
     suite_check_traffic(world, &before, 4 * (total - counts[rank]), 4 * counts[rank] * others);
@@ -547,7 +548,7 @@ static inline xd_result suite_counters_give_the_bytes_that_pass_between_ranks(xd
     suite_check_traffic(world, &before, 4 * counts[rank] * others, 4 * (total - counts[rank]));
     CHECK_EQ_INT(xd_all_reduce(world, a.at, b.at, even, XD_DTYPE_I32, XD_MAX), XD_OK);
     suite_check_traffic(world, &before, 4 * 20 * others, 4 * 20 * others);
-    CHECK_EQ_INT(xd_broadcast(world, a.at, 30, XD_DTYPE_I32, root), XD_OK);
+    CHECK_EQ_INT(xd_broadcast(world, a.at, sent, XD_DTYPE_I32, root), XD_OK);
     suite_check_traffic(world, &before, rank == root ? 120 * others : 0, rank == root ? 0 : 120);
     suite_close(&b);
     suite_close(&a);

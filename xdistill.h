@@ -12619,6 +12619,9 @@ static void xdi_cast_part(const void *job, int64_t k, int64_t begin, int64_t end
                (size_t)(end - begin) * size);
     else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
         xdi_cast_spans(j->spans, a, begin, end);
+    else if (a->target_dtype == XD_DTYPE_F32 &&
+             a->source_dtype == XD_DTYPE_F64) /* what selections end with */
+        for (int64_t i = begin; i < end; i++) ((float *)a->target)[i] = (float)((const double *)a->source)[i];
     else
         for (int64_t i = begin; i < end; i++)
             xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
@@ -43562,4 +43565,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5ea294c34823240b3b16654f6584d4575b0413aa3ac3d53ef392b1b4133e4d24 */
+/* xdistill sha256 fb28c2b98a511824f0ca1a9cf4e808c549468fa148f622a07a7337de280358e9 */

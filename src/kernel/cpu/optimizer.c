@@ -356,6 +356,9 @@ static void xdi_cast_part(const void *job, int64_t k, int64_t begin, int64_t end
                (size_t)(end - begin) * size);
     else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
         xdi_cast_spans(j->spans, a, begin, end);
+    else if (a->target_dtype == XD_DTYPE_F32 &&
+             a->source_dtype == XD_DTYPE_F64) /* what selections end with */
+        for (int64_t i = begin; i < end; i++) ((float *)a->target)[i] = (float)((const double *)a->source)[i];
     else
         for (int64_t i = begin; i < end; i++)
             xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));

@@ -9027,77 +9027,6 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
- * slot. */
-typedef struct xdi_xtoken_entries {
-    int64_t *begin;          /* [columns + 1] */
-    int32_t *student, *slot; /* [begin[columns]] column of the shard, and index in J */
-    float *weight;
-    int32_t *places; /* [teacher_size] index of each id in J; -1: not in J */
-} xdi_xtoken_entries;
-XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
-
-/* xtoken.c: the form of a gradient: p (M dy - delta) / temperature with dy, or scale u - p delta with u, minus
- * slopes (softmax(z) - one at the label). */
-typedef struct xdi_xtoken_form {
-    const xd_xtoken_gradient *to;
-    xdi_xtoken_entries matrix;
-    const double *dy; /* [chunks, k] or NULL */
-    int64_t k;
-    const float *u; /* [columns] or NULL */
-    double scale;
-    const double *delta, *slopes; /* [rows at work]; NULL -> 0 */
-} xdi_xtoken_form;
-XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
-XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
-/* The gradient at column v of rows[i], where h = M dy; of columns [begin, end) of that row; of the whole row; and the row's
- * padding, which also marks it as written. */
-XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
-XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
-XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
-XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
-/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of columns [begin, end) of
- * rows[i], which is called on any thread. */
-typedef void (*xdi_xtoken_row_writer)(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
-                                      int64_t begin, int64_t end);
-XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
-                                              xdi_xtoken_row_writer write);
-XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
-                                              xdi_xtoken_row_writer write);
-XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
-                                              xdi_xtoken_row_writer write);
-XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
-                                              xdi_xtoken_row_writer write);
-
-/* xtoken.c: the first of the rows of the call whose chunk index is at least `place`. */
-XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
-
-/* Columns [begin, end), and whether the cells have sums of other rows already. */
-typedef struct xdi_log_probs_cut {
-    int64_t begin, end;
-    bool more;
-} xdi_log_probs_cut;
-
-/* xtoken.c: the two steps of the entry log_probs, called on any thread: a row's log-sum-exp; and rows[i] added to the cells
- * of columns [begin, end), or written there when they are the first. Then the plain steps. */
-typedef struct xdi_log_probs_steps {
-    double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
-    void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
-                const xdi_log_probs_cut *cut);
-} xdi_log_probs_steps;
-XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
-                                          const xdi_log_probs_steps *steps);
-XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
-XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
-                                           const xdi_log_probs_cut *cut);
-
-/* xtoken.c: writes the indices of the most likely pairs; selects the entries of a tail by `select`: indices in the list,
- * from `first` on, and logarithms, which become ids and probabilities. */
-XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
-XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
-                                            xdi_select select, int64_t *first);
-XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
-
 /* uld.c: the gradient of a row of a chunk: scale p (d - mean), where d is the slope or, when `only` is not negative,
  * 1 at that column and 0 elsewhere. */
 typedef struct xdi_uld_scale {
@@ -10673,12 +10602,215 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
     return &kernels;
 }
 
+/* >>kernel/cpu/xtoken */
+
+/* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
+ * slot. */
+typedef struct xdi_xtoken_entries {
+    int64_t *begin;          /* [columns + 1] */
+    int32_t *student, *slot; /* [begin[columns]] column of the shard, and index in J */
+    float *weight;
+    int32_t *places; /* [teacher_size] index of each id in J; -1: not in J */
+} xdi_xtoken_entries;
+XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m);
+
+/* xtoken_gradient.c: the form of a gradient: p (M dy - delta) / temperature with dy, or scale u - p delta with u, minus
+ * slopes (softmax(z) - one at the label). */
+typedef struct xdi_xtoken_form {
+    const xd_xtoken_gradient *to;
+    xdi_xtoken_entries matrix;
+    const double *dy; /* [chunks, k] or NULL */
+    int64_t k;
+    const float *u; /* [columns] or NULL */
+    double scale;
+    const double *delta, *slopes; /* [rows at work]; NULL -> 0 */
+} xdi_xtoken_form;
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_form_of(const xd_xtoken_gradient *to);
+XD_PRIVATE xdi_xtoken_form xdi_xtoken_project_form(const xd_xtoken_project_gradient_args *a);
+/* The gradient at column v of rows[i], where h = M dy; of columns [begin, end) of that row; of the whole row; and the row's
+ * padding, which also marks it as written. */
+XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_piece(const xdi_xtoken_form *f, int64_t i, int64_t begin, int64_t end);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row);
+/* The entries mean_gradient, pick_gradient, list_gradient and rest_gradient with a writer of columns [begin, end) of
+ * rows[i], which is called on any thread. */
+typedef void (*xdi_xtoken_row_writer)(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
+                                      int64_t begin, int64_t end);
+XD_PRIVATE xd_result xdi_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_xtoken_list_gradient_args *a,
+                                              xdi_xtoken_row_writer write);
+XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to,
+                                              xdi_xtoken_row_writer write);
+
+/* xtoken.c: the first of the rows of the call whose chunk index is at least `place`. */
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place);
+
+/* Columns of a row in one piece: rows of a chunk are few, and long. */
+enum { XDI_CPU_COLUMNS = 16384 };
+
+/* Columns [begin, end), and whether the cells have sums of other rows already. */
+typedef struct xdi_log_probs_cut {
+    int64_t begin, end;
+    bool more;
+} xdi_log_probs_cut;
+
+/* xtoken_gold.c: the two steps of the entry log_probs, called on any thread: a row's log-sum-exp; and rows[i] added to the
+ * cells of columns [begin, end), or written there when they are the first. Then the plain steps. */
+typedef struct xdi_log_probs_steps {
+    double (*lse)(const xd_launch *launch, const xd_xtoken_rows *x, int64_t row);
+    void (*add)(const xd_launch *launch, const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                const xdi_log_probs_cut *cut);
+} xdi_log_probs_steps;
+XD_PRIVATE xd_result xdi_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a,
+                                          const xdi_log_probs_steps *steps);
+XD_PRIVATE double xdi_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row);
+XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, int64_t i, double lse,
+                                           const xdi_log_probs_cut *cut);
+
+/* xtoken_gold.c: writes the indices of the most likely pairs; selects the entries of a tail by `select`: indices in the
+ * list, from `first` on, and logarithms, which become ids and probabilities. */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int64_t other);
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            xdi_select select, int64_t *first);
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* xtoken.c: the probability of a column of a row whose log-sum-exp is known. */
+XD_PRIVATE double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t column);
+/* ln sum e^x, of an array and of a row at the columns `ids`, or at all columns when ids is NULL; NaN propagates. */
+XD_PRIVATE double xdi_cpu_xtoken_lse(const double *x, int64_t n);
+XD_PRIVATE double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n);
+XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k);
+/* (M dy) of column v. */
+XD_PRIVATE double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const double *dy);
+/* From derivatives of a chunk's divergence by its means to those by its sums; all 0 when the divergence is not finite. */
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k);
+
+/* xtoken_gradient.c: an entry's arguments, and what writes its rows; a whole row with its padding; the plain writer. */
+typedef struct xdi_cpu_writer {
+    const void *args;
+    xdi_xtoken_row_writer write;
+} xdi_cpu_writer;
+XD_PRIVATE void xdi_cpu_xtoken_whole_row(const xd_launch *launch, const xdi_cpu_writer *w,
+                                         const xdi_xtoken_form *f, int64_t i);
+XD_PRIVATE void xdi_cpu_xtoken_write(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
+                                     int64_t begin, int64_t end);
+
+/* ---- entries of the table ---- */
+
+/* xtoken.c */
+XD_PRIVATE size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m);
+XD_PRIVATE int64_t xdi_cpu_xtoken_project_scratch(int64_t k, bool fixed);
+XD_PRIVATE xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m);
+XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a);
+XD_PRIVATE int64_t xdi_cpu_xtoken_pick_scratch(int64_t columns);
+XD_PRIVATE xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                           double *out);
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a);
+
+/* xtoken_chunks.c */
+XD_PRIVATE xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a);
+XD_PRIVATE xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a);
+XD_PRIVATE xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a);
+XD_PRIVATE xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a);
+
+/* xtoken_gold.c */
+XD_PRIVATE xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t);
+XD_PRIVATE xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m);
+
+/* xtoken_rows.c */
+XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a);
+
+/* xtoken_lists.c */
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a);
+XD_PRIVATE size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists);
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_list_gradient_args *a);
+
+/* xtoken_gradient.c */
+XD_PRIVATE xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                     const xd_xtoken_project_gradient_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_mean_gradient_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_pick_gradient_args *a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to);
+XD_PRIVATE xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
+                                                   const xd_xtoken_label_gradient_args *a);
+
 /* >>kernel/cpu/xtoken.c */
 
-/* Losses across tokenizers: plain loops, double inside. */
+/* Losses across tokenizers: plain loops, double inside. What the files of each part share, sums and products. */
 
 #include <math.h>
 #include <string.h>
+
+/* ---- rows and chunks ---- */
+
+XD_PRIVATE double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
+    return xdi_lower_bound(x->places, x->count, place);
+}
+
+/* ln sum e^x; NaN propagates. */
+XD_PRIVATE double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(x[i] <= max)) max = x[i];
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+/* The same of a row at the columns `ids`, or at all columns when ids is NULL. */
+XD_PRIVATE double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids,
+                                         int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double z = xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature;
+        if (!(z <= max)) max = z;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature - max);
+    return max + log(sum);
+}
+
+XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < k; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->largest = 0.0;
+    c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
+    for (int64_t j = 0; j < k; j++) {
+        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+        if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
+    }
+}
 
 /* ---- the matrix in J ---- */
 
@@ -10688,7 +10820,7 @@ static int64_t xdi_cpu_xtoken_entries(const xd_xtoken_matrix *m) {
     return begin[m->first + m->columns] - begin[m->first];
 }
 
-static size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+XD_PRIVATE size_t xdi_cpu_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
     return (size_t)(m->columns + 1) * sizeof(int64_t) +
            (size_t)xdi_cpu_xtoken_entries(m) * (2 * sizeof(int32_t) + sizeof(float)) +
            (size_t)m->projection.teacher_size * sizeof(int32_t);
@@ -10706,16 +10838,16 @@ XD_PRIVATE xdi_xtoken_entries xdi_xtoken_entries_of(const xd_xtoken_matrix *m) {
     return e;
 }
 
-static int64_t xdi_cpu_xtoken_project_scratch(int64_t k, bool fixed) {
+XD_PRIVATE int64_t xdi_cpu_xtoken_project_scratch(int64_t k, bool fixed) {
     (void)k, (void)fixed;
     return 0;
 }
 
-static int64_t xdi_cpu_xtoken_pick_scratch(int64_t columns) {
+XD_PRIVATE int64_t xdi_cpu_xtoken_pick_scratch(int64_t columns) {
     return columns;
 }
 
-static xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
     const xd_xtoken_projection *p = &m->projection;
     const xdi_xtoken_entries out = xdi_xtoken_entries_of(m);
     int64_t n = 0;
@@ -10736,183 +10868,132 @@ static xd_result xdi_cpu_xtoken_prepare(const xd_launch *launch, const xd_xtoken
     return XD_OK;
 }
 
-/* ---- projected chunks ---- */
-
-static double xdi_cpu_xtoken_p(const xd_xtoken_rows *x, int64_t row, int64_t column) {
-    return exp(xdi_loss_load(&x->logits, row, column) / x->temperature - x->lse[row]);
-}
-
-XD_PRIVATE int64_t xdi_xtoken_first_row(const xd_xtoken_rows *x, int64_t place) {
-    return xdi_lower_bound(x->places, x->count, place);
-}
-
-static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
-                                          int64_t end, int slot) {
-    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)args;
-    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
-    const xd_xtoken_rows *x = &a->x;
-    const int64_t last = xdi_xtoken_first_row(x, end);
-    (void)launch, (void)slot;
-    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++)
-        for (int64_t v = 0; v < x->columns; v++) {
-            if (m.begin[v] == m.begin[v + 1]) continue;
-            const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
-            for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
-                xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
-                              (double)m.weight[e] * p);
-        }
-}
-
-static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
-}
-
-/* ln sum e^x; NaN propagates. */
-static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t i = 0; i < n; i++)
-        if (!(x[i] <= max)) max = x[i];
-    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
-    return max + log(sum);
-}
-
-/* The same of a row at the columns `ids`, or at all columns when ids is NULL. */
-static double xdi_cpu_xtoken_row_lse(const xd_xtoken_rows *x, int64_t row, const int64_t *ids, int64_t n) {
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        const double z = xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature;
-        if (!(z <= max)) max = z;
-    }
-    for (int64_t i = 0; i < n; i++)
-        sum += exp(xdi_loss_load(&x->logits, row, ids ? ids[i] : i) / x->temperature - max);
-    return max + log(sum);
-}
-
-static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *args, int64_t begin,
-                                         int64_t end, int slot) {
-    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
-    const xd_xtoken_rows *x = &a->x;
-    const int64_t last = xdi_xtoken_first_row(x, end);
-    (void)launch, (void)slot;
-    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
-        const int64_t row = x->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
-        for (int64_t j = 0; j < a->k; j++)
-            xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
-                          xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
-    }
-}
-
-static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_target_places, a);
-}
-
-static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
-    int64_t best = 0;
-    for (int64_t j = 1; j < k; j++)
-        if (x[j] > x[best]) best = j;
-    return best;
-}
-
-/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
- *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
- * delta is sum q dq. */
-static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
-    double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
-    for (int64_t j = 0; j < k; j++) z += q[j];
-    for (int64_t j = 0; j < k; j++) {
-        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
-        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
-        if (reverse)
-            value += exp(s) * (s - a[j]);
-        else if (target != 0.0)
-            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
-        q[j] = ds / (r + XD_XTOKEN_EPSILON);
-        dot += q[j] * r;
-    }
-    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
-    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
-    return value;
-}
-
-static void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
-    c->largest = 0.0;
-    c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
-    for (int64_t j = 0; j < k; j++) {
-        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
-        if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
-    }
-}
-
-static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoken_chunk *c, double *q,
-                                 double *a) {
-    const int64_t k = args->k;
-    for (int64_t j = 0; j < k; j++) q[j] /= c->student;
-    for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
-    const double lse = args->normalise ? xdi_cpu_xtoken_lse(a, k) : 0.0;
-    for (int64_t j = 0; j < k; j++) a[j] -= lse;
-    c->agree = xdi_cpu_xtoken_argmax(q, k) == xdi_cpu_xtoken_argmax(a, k);
-    c->value = xdi_cpu_xtoken_slopes(q, a, k, args->reverse, &c->delta);
-    xdi_xtoken_scale_slopes(c, q, k);
-}
-
-static void xdi_cpu_xtoken_divergence_places(const xd_launch *launch, const void *args, int64_t begin,
-                                             int64_t end, int slot) {
-    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
-    (void)launch, (void)slot;
-    for (int64_t i = begin; i < end; i++) {
-        double *q = a->student + i * a->k;
-        if (a->chunks[i].compared)
-            xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
-        else
-            memset(q, 0, (size_t)a->k * sizeof *q);
-    }
-}
-
-static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_divergence_places, a);
-}
-
-/* (M dy)_v */
-static double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const double *dy) {
+XD_PRIVATE double xdi_cpu_xtoken_back(const xdi_xtoken_entries *m, int64_t v, const double *dy) {
     double sum = 0.0;
     for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
     return sum;
 }
 
-static void xdi_cpu_xtoken_delta_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
-                                      int slot) {
-    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)args;
-    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
-    const xd_xtoken_rows *x = &a->x;
+/* ---- sums ---- */
+
+typedef struct xdi_cpu_cells {
+    const double *cells;
+    double *out;
+} xdi_cpu_cells;
+
+static void xdi_cpu_xtoken_settle_items(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                        int slot) {
+    const xdi_cpu_cells *c = (const xdi_cpu_cells *)args;
     (void)launch, (void)slot;
-    for (int64_t i = begin; i < end; i++) {
-        const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
-        const double *dy = a->dy + x->places[i] * a->matrix.k;
-        for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
-            if (m.begin[v] != m.begin[v + 1])
-                xdi_cells_add(a->fixed, a->cells, i,
-                              xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
-                                  xdi_cpu_xtoken_p(x, x->rows[i], v));
+    for (int64_t i = begin; i < end; i++) c->out[i] = xdi_cells_value(true, c->cells, i);
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
+                                           double *out) {
+    const xdi_cpu_cells c = { cells, out };
+    return xdi_spread_rows(launch, count, 1, xdi_cpu_xtoken_settle_items, &c);
+}
+
+static void xdi_cpu_xtoken_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_row_sums_args *a = (const xd_xtoken_row_sums_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
+        const double largest = a->lse[row] / a->temperature;
+        for (int64_t v = 0; v < a->columns; v++)
+            xdi_cells_add(true, a->cells, row,
+                          exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
     }
 }
 
-static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_delta_rows, a);
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
+    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_xtoken_row_sums_rows, a);
 }
 
-static xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const xd_xtoken_chunk *c = &a->chunks[a->places[i]];
-        const double delta = c->alone ? c->delta : xdi_cells_value(a->fixed, a->cells, i) * c->largest;
-        a->out[i] = c->largest == 0.0 ? 0.0 : delta;
-    }
+    for (int64_t row = 0; row < a->logits.rows; row++)
+        a->lse[row] = a->lse[row] / a->temperature + log(xdi_cells_value(true, a->cells, row));
     return XD_OK;
 }
 
-/* ---- gradients ---- */
+XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
+    const double value = xdi_cells_value(a->fixed, a->cells, 0);
+    const double sum = xdi_cells_value(a->fixed, a->cells, 1);
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
+    a->chunk->value = value;
+    a->chunk->delta = a->merged[0];
+    a->chunk->agree = a->merged[1] != 0.0;
+    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
+/* ---- products with a projection ---- */
+
+/* Cells are independent of each other, even within a row. */
+static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
+    const xd_xtoken_projection *m = &a->projection;
+    const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
+    if (column < 0 || column >= m->teacher_size) return;
+    for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
+        const int64_t v = m->student_id[e] - a->first;
+        if (v < 0 || v >= a->columns) continue;
+        xdi_cells_add(a->fixed, a->cells, i, (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
+    }
+}
+
+static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++)
+        xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
+}
+
+/* Assumed entries of a cell or a column, as a number of arrays for xdi_spread_elements. */
+enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    return xdi_spread_elements(launch, a->rows.rows * a->k, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_cells, a);
+}
+
+/* The index of a teacher id among the columns; -1 when it is not one of them. */
+static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
+    if (!columns) return id;
+    const int64_t at = xdi_lower_bound(columns, k, id);
+    return at < k && columns[at] == id ? at : -1;
+}
+
+static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {
+    const xd_xtoken_projection *m = &a->projection;
+    const int64_t *begin = m->row_begin + a->first;
+    double sum = 0.0;
+    for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
+        const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
+        if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
+    }
+    xdi_loss_store(&a->rows, row, v, sum);
+}
+
+static void xdi_cpu_xtoken_product_columns(const xd_launch *launch, const void *args, int64_t begin,
+                                           int64_t end, int slot) {
+    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) xdi_cpu_xtoken_product_at(a, i / a->rows.cols, i % a->rows.cols);
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
+    return xdi_spread_elements(launch, a->rows.rows * a->rows.cols, XDI_XTOKEN_PRODUCT_WORK,
+                               xdi_cpu_xtoken_product_columns, a);
+}
+
+/* >>kernel/cpu/xtoken_gradient.c */
+
+/* Gradients of losses across tokenizers: one form for all kinds. */
+
+#include <math.h>
+#include <string.h>
 
 XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, int64_t v, double h) {
     const xd_xtoken_gradient *to = f->to;
@@ -10975,26 +11056,17 @@ static void xdi_cpu_xtoken_project_gradient_rows(const xd_launch *launch, const 
         if (a->chunks[a->to.x.places[i]].largest != 0.0) xdi_xtoken_gradient_row(&f, i);
 }
 
-static xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
-                                                 const xd_xtoken_project_gradient_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_project_gradient(const xd_launch *launch,
+                                                     const xd_xtoken_project_gradient_args *a) {
     return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_project_gradient_rows, a);
 }
-
-/* Columns of a row in one piece: rows of a chunk are few, and long. */
-enum { XDI_CPU_COLUMNS = 16384 };
 
 static int64_t xdi_cpu_xtoken_pieces(int64_t columns) {
     return (columns + XDI_CPU_COLUMNS - 1) / XDI_CPU_COLUMNS;
 }
 
-/* An entry's arguments, and what writes its rows. */
-typedef struct xdi_cpu_writer {
-    const void *args;
-    xdi_xtoken_row_writer write;
-} xdi_cpu_writer;
-
-static void xdi_cpu_xtoken_whole_row(const xd_launch *launch, const xdi_cpu_writer *w,
-                                     const xdi_xtoken_form *f, int64_t i) {
+XD_PRIVATE void xdi_cpu_xtoken_whole_row(const xd_launch *launch, const xdi_cpu_writer *w,
+                                         const xdi_xtoken_form *f, int64_t i) {
     w->write(launch, f, i, 0, f->to->x.columns);
     xdi_xtoken_gradient_end(f->to, f->to->x.rows[i]);
 }
@@ -11072,23 +11144,23 @@ XD_PRIVATE xd_result xdi_xtoken_rest_gradient(const xd_launch *launch, const xd_
     return xdi_spread_rows(launch, to->x.logits.rows, to->x.columns, xdi_cpu_xtoken_rest_rows, &w);
 }
 
-static void xdi_cpu_xtoken_write(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i, int64_t begin,
-                                 int64_t end) {
+XD_PRIVATE void xdi_cpu_xtoken_write(const xd_launch *launch, const xdi_xtoken_form *f, int64_t i,
+                                     int64_t begin, int64_t end) {
     (void)launch;
     xdi_xtoken_gradient_piece(f, i, begin, end);
 }
 
-static xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
-                                              const xd_xtoken_mean_gradient_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_mean_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_mean_gradient_args *a) {
     return xdi_xtoken_mean_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
-static xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
-                                              const xd_xtoken_pick_gradient_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_pick_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_pick_gradient_args *a) {
     return xdi_xtoken_pick_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
-static xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
     return xdi_xtoken_rest_gradient(launch, to, xdi_cpu_xtoken_write);
 }
 
@@ -11101,10 +11173,190 @@ static void xdi_cpu_xtoken_label_rows(const xd_launch *launch, const void *args,
     for (int64_t i = begin; i < end; i++) xdi_xtoken_gradient_row(&f, i);
 }
 
-static xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
-                                               const xd_xtoken_label_gradient_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_label_gradient(const xd_launch *launch,
+                                                   const xd_xtoken_label_gradient_args *a) {
     return xdi_spread_rows(launch, a->to.x.count, a->to.x.columns, xdi_cpu_xtoken_label_rows, a);
 }
+
+/* >>kernel/cpu/xtoken_chunks.c */
+
+/* Projected losses across tokenizers, and averages of chunks. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- projected chunks ---- */
+
+static void xdi_cpu_xtoken_project_places(const xd_launch *launch, const void *args, int64_t begin,
+                                          int64_t end, int slot) {
+    const xd_xtoken_project_args *a = (const xd_xtoken_project_args *)args;
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++)
+        for (int64_t v = 0; v < x->columns; v++) {
+            if (m.begin[v] == m.begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(x, x->rows[i], v);
+            for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, x->places[i] * a->matrix.k + m.slot[e],
+                              (double)m.weight[e] * p);
+        }
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->x.columns, xdi_cpu_xtoken_project_places, a);
+}
+
+static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *args, int64_t begin,
+                                         int64_t end, int slot) {
+    const xd_xtoken_target_args *a = (const xd_xtoken_target_args *)args;
+    const xd_xtoken_rows *x = &a->x;
+    const int64_t last = xdi_xtoken_first_row(x, end);
+    (void)launch, (void)slot;
+    for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
+        const int64_t row = x->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
+        for (int64_t j = 0; j < a->k; j++)
+            xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
+                          xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
+    }
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_target_places, a);
+}
+
+/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+ *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
+ * delta is sum q dq. */
+static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
+    double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
+    for (int64_t j = 0; j < k; j++) z += q[j];
+    for (int64_t j = 0; j < k; j++) {
+        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
+        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
+        if (reverse)
+            value += exp(s) * (s - a[j]);
+        else if (target != 0.0)
+            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
+        q[j] = ds / (r + XD_XTOKEN_EPSILON);
+        dot += q[j] * r;
+    }
+    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
+    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
+    return value;
+}
+
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_divergence_args *args, xd_xtoken_chunk *c, double *q,
+                                 double *a) {
+    const int64_t k = args->k;
+    for (int64_t j = 0; j < k; j++) q[j] /= c->student;
+    for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
+    const double lse = args->normalise ? xdi_cpu_xtoken_lse(a, k) : 0.0;
+    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+    c->agree = xdi_cpu_xtoken_argmax(q, k) == xdi_cpu_xtoken_argmax(a, k);
+    c->value = xdi_cpu_xtoken_slopes(q, a, k, args->reverse, &c->delta);
+    xdi_xtoken_scale_slopes(c, q, k);
+}
+
+static void xdi_cpu_xtoken_divergence_places(const xd_launch *launch, const void *args, int64_t begin,
+                                             int64_t end, int slot) {
+    const xd_xtoken_divergence_args *a = (const xd_xtoken_divergence_args *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        double *q = a->student + i * a->k;
+        if (a->chunks[i].compared)
+            xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
+        else
+            memset(q, 0, (size_t)a->k * sizeof *q);
+    }
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_divergence_places, a);
+}
+
+static void xdi_cpu_xtoken_delta_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_xtoken_delta_args *a = (const xd_xtoken_delta_args *)args;
+    const xdi_xtoken_entries m = xdi_xtoken_entries_of(&a->matrix);
+    const xd_xtoken_rows *x = &a->x;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[x->places[i]];
+        const double *dy = a->dy + x->places[i] * a->matrix.k;
+        for (int64_t v = 0; v < x->columns && c->largest != 0.0 && !c->alone; v++)
+            if (m.begin[v] != m.begin[v + 1])
+                xdi_cells_add(a->fixed, a->cells, i,
+                              xdi_cpu_xtoken_back(&m, v, dy) / c->largest *
+                                  xdi_cpu_xtoken_p(x, x->rows[i], v));
+    }
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_delta_rows, a);
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const xd_xtoken_chunk *c = &a->chunks[a->places[i]];
+        const double delta = c->alone ? c->delta : xdi_cells_value(a->fixed, a->cells, i) * c->largest;
+        a->out[i] = c->largest == 0.0 ? 0.0 : delta;
+    }
+    return XD_OK;
+}
+
+/* ---- averages of chunks ---- */
+
+/* The chunk of a row among all, or -1. */
+static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
+    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
+}
+
+XD_PRIVATE xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n && chunk >= 0; i++)
+            xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t i = 0; i < a->count * n; i++)
+        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
+    return XD_OK;
+}
+
+static void xdi_cpu_chunk_spread_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                      int slot) {
+    const xd_chunk_args *a = (const xd_chunk_args *)args;
+    const int64_t n = a->rows.cols;
+    (void)launch, (void)slot;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n; i++)
+            xdi_loss_store(&a->rows, row, i,
+                           chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
+    }
+}
+
+XD_PRIVATE xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_chunk_spread_rows, a);
+}
+
+/* >>kernel/cpu/xtoken_gold.c */
+
+/* Losses over common and uncommon ids of two tokenizers. */
+
+#include <math.h>
+#include <string.h>
 
 /* ---- means over the whole vocabulary ---- */
 
@@ -11176,7 +11428,7 @@ static void xdi_cpu_log_probs_add(const xd_launch *launch, const xd_xtoken_log_p
     xdi_xtoken_log_probs_piece(a, i, lse, cut);
 }
 
-static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     static const xdi_log_probs_steps steps = { xdi_cpu_log_probs_lse, xdi_cpu_log_probs_add };
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
@@ -11188,7 +11440,7 @@ XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_pair_args *a, int64_t best, int6
     a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
 }
 
-static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pair_args *a) {
     int64_t best = -1, other = -1;
     (void)launch;
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
@@ -11206,13 +11458,91 @@ static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_pa
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     (void)launch;
     for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
     return XD_OK;
 }
 
-/* ---- single positions ---- */
+/* ---- tails ---- */
+
+/* Entries of the list on this shard are sorted by their log-probabilities rounded to f32. */
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            xdi_select select, int64_t *first) {
+    xd_select_args s;
+    memset(&s, 0, sizeof s);
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + s.columns < t->count && t->ids[*first + s.columns] < t->end; s.columns++)
+        t->scratch[s.columns] = (float)t->means[t->ids[*first + s.columns] - t->begin];
+    s.logits.data = t->scratch;
+    s.logits.dtype = XD_DTYPE_F32;
+    s.logits.rows = 1;
+    s.logits.cols = s.columns;
+    s.k = t->k;
+    s.values = t->values;
+    s.ids = t->found;
+    return select(launch, &s);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first) {
+    for (int64_t i = 0; i < t->k; i++) {
+        if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    int64_t first;
+    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
+    return xdi_xtoken_tail_finish(t, first);
+}
+
+/* Whether the most likely pair of all shards is the teacher's. */
+static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
+    double best = -INFINITY, pair = -1.0;
+    for (int r = 0; r < m->shards; r++) {
+        const double *one = m->all + r * m->stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
+}
+
+XD_PRIVATE xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    double sum = 0.0;
+    (void)launch;
+    memset(m->places, 0, (size_t)m->shards * sizeof *m->places);
+    for (int64_t i = 0; i < m->k; i++) {
+        int owner = 0;
+        double largest = -2.0;
+        for (int r = 0; r < m->shards; r++) {
+            const double *tail = m->all + r * m->stride + XD_XTOKEN_BEST_WORDS;
+            const double value = m->places[r] < m->k ? tail[m->places[r]] : -2.0;
+            if (value <= largest) continue; /* a NaN is taken */
+            largest = value;
+            owner = r;
+        }
+        const double y = m->others[i];
+        const int64_t mine = m->places[owner]++;
+        sum += fabs(largest - y);
+        if (owner != m->shard || m->found[mine] < 0) continue;
+        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
+    }
+    m->out[0] = sum;
+    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
+/* >>kernel/cpu/xtoken_rows.c */
+
+/* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer. */
+
+#include <math.h>
+#include <string.h>
 
 static void xdi_cpu_xtoken_moments_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                         int slot) {
@@ -11240,7 +11570,7 @@ static void xdi_cpu_xtoken_moments_rows(const xd_launch *launch, const void *arg
     }
 }
 
-static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
 }
 
@@ -11258,7 +11588,7 @@ static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, 
     }
 }
 
-static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_pick_args *a) {
     return xdi_spread_rows(launch, a->x.count, a->k, xdi_cpu_xtoken_pick_rows, a);
 }
 
@@ -11301,18 +11631,23 @@ static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *arg
     }
 }
 
-static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
     return xdi_spread_rows(launch, a->count, a->k, xdi_cpu_xtoken_compare_rows, a);
 }
 
-static xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_slots(const xd_launch *launch, const xd_xtoken_slots_args *a) {
     (void)launch;
     for (int64_t id = 0; id < a->size; id++) a->slots[id] = -1;
     for (int64_t j = 0; j < a->k; j++) a->slots[a->ids[j]] = (int32_t)j;
     return XD_OK;
 }
 
-/* ---- chunks with lists of their own ---- */
+/* >>kernel/cpu/xtoken_lists.c */
+
+/* Losses across tokenizers whose chunks each have their own list of columns. */
+
+#include <math.h>
+#include <string.h>
 
 /* Cell i += scale (p M) of one teacher id, of this shard's columns. */
 static void xdi_cpu_xtoken_list_add(const xd_xtoken_list_args *a, int64_t row, int32_t id, double scale,
@@ -11344,7 +11679,7 @@ static void xdi_cpu_xtoken_list_project_rows(const xd_launch *launch, const void
             xdi_cpu_xtoken_list_add(a, x->rows[r], a->lists.ids[i], 1.0, i);
 }
 
-static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_list_args *a) {
     return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
@@ -11388,7 +11723,7 @@ static void xdi_cpu_xtoken_list_divergence_rows(const xd_launch *launch, const v
     }
 }
 
-static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_list_args *a) {
     return xdi_spread_rows(launch, a->lists.count,
                            a->lists.entries / (a->lists.count > 0 ? a->lists.count : 1),
                            xdi_cpu_xtoken_list_divergence_rows, a);
@@ -11407,12 +11742,12 @@ static void xdi_cpu_xtoken_list_delta_rows(const xd_launch *launch, const void *
                                         a->student[i] / a->chunks[x->places[r]].largest, r);
 }
 
-static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_list_args *a) {
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_list_delta_rows, a);
 }
 
 /* [columns] of a row: sums of doubles, which are zero between uses, followed by slopes. */
-static size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
+XD_PRIVATE size_t xdi_cpu_xtoken_list_bytes(int64_t columns, const xd_xtoken_lists *lists) {
     (void)lists;
     return (size_t)columns * (sizeof(double) + sizeof(float));
 }
@@ -11484,240 +11819,14 @@ XD_PRIVATE xd_result xdi_xtoken_list_gradient(const xd_launch *launch, const xd_
                             &w);
 }
 
-static xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
-                                              const xd_xtoken_list_gradient_args *a) {
+XD_PRIVATE xd_result xdi_cpu_xtoken_list_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_list_gradient_args *a) {
     return xdi_xtoken_list_gradient(launch, a, xdi_cpu_xtoken_write);
 }
 
-/* ---- tails ---- */
+/* >>kernel/cpu/xtoken_table.c */
 
-/* Entries of the list on this shard are sorted by their log-probabilities rounded to f32. */
-XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
-                                            xdi_select select, int64_t *first) {
-    xd_select_args s;
-    memset(&s, 0, sizeof s);
-    *first = 0;
-    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
-    for (; *first + s.columns < t->count && t->ids[*first + s.columns] < t->end; s.columns++)
-        t->scratch[s.columns] = (float)t->means[t->ids[*first + s.columns] - t->begin];
-    s.logits.data = t->scratch;
-    s.logits.dtype = XD_DTYPE_F32;
-    s.logits.rows = 1;
-    s.logits.cols = s.columns;
-    s.k = t->k;
-    s.values = t->values;
-    s.ids = t->found;
-    return select(launch, &s);
-}
-
-XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first) {
-    for (int64_t i = 0; i < t->k; i++) {
-        if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
-        t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
-    int64_t first;
-    XD_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
-    return xdi_xtoken_tail_finish(t, first);
-}
-
-/* Whether the most likely pair of all shards is the teacher's. */
-static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
-    double best = -INFINITY, pair = -1.0;
-    for (int r = 0; r < m->shards; r++) {
-        const double *one = m->all + r * m->stride;
-        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
-        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
-        best = mean;
-        pair = at;
-    }
-    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
-}
-
-static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
-    double sum = 0.0;
-    (void)launch;
-    memset(m->places, 0, (size_t)m->shards * sizeof *m->places);
-    for (int64_t i = 0; i < m->k; i++) {
-        int owner = 0;
-        double largest = -2.0;
-        for (int r = 0; r < m->shards; r++) {
-            const double *tail = m->all + r * m->stride + XD_XTOKEN_BEST_WORDS;
-            const double value = m->places[r] < m->k ? tail[m->places[r]] : -2.0;
-            if (value <= largest) continue; /* a NaN is taken */
-            largest = value;
-            owner = r;
-        }
-        const double y = m->others[i];
-        const int64_t mine = m->places[owner]++;
-        sum += fabs(largest - y);
-        if (owner != m->shard || m->found[mine] < 0) continue;
-        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
-    }
-    m->out[0] = sum;
-    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
-    return XD_OK;
-}
-
-/* ---- averages of chunks ---- */
-
-/* The chunk of a row among all, or -1. */
-static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
-    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
-}
-
-static xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
-    const int64_t n = a->rows.cols;
-    (void)launch;
-    for (int64_t row = 0; row < a->rows.rows; row++) {
-        const int64_t chunk = xdi_cpu_chunk_of(a, row);
-        for (int64_t i = 0; i < n && chunk >= 0; i++)
-            xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
-    const int64_t n = a->rows.cols;
-    (void)launch;
-    for (int64_t i = 0; i < a->count * n; i++)
-        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
-    return XD_OK;
-}
-
-static void xdi_cpu_chunk_spread_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
-                                      int slot) {
-    const xd_chunk_args *a = (const xd_chunk_args *)args;
-    const int64_t n = a->rows.cols;
-    (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) {
-        const int64_t chunk = xdi_cpu_chunk_of(a, row);
-        for (int64_t i = 0; i < n; i++)
-            xdi_loss_store(&a->rows, row, i,
-                           chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
-    }
-}
-
-static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
-    return xdi_spread_rows(launch, a->rows.rows, a->rows.cols, xdi_cpu_chunk_spread_rows, a);
-}
-
-/* ---- sums ---- */
-
-typedef struct xdi_cpu_cells {
-    const double *cells;
-    double *out;
-} xdi_cpu_cells;
-
-static void xdi_cpu_xtoken_settle_items(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
-                                        int slot) {
-    const xdi_cpu_cells *c = (const xdi_cpu_cells *)args;
-    (void)launch, (void)slot;
-    for (int64_t i = begin; i < end; i++) c->out[i] = xdi_cells_value(true, c->cells, i);
-}
-
-static xd_result xdi_cpu_xtoken_settle(const xd_launch *launch, const double *cells, int64_t count,
-                                       double *out) {
-    const xdi_cpu_cells c = { cells, out };
-    return xdi_spread_rows(launch, count, 1, xdi_cpu_xtoken_settle_items, &c);
-}
-
-static void xdi_cpu_xtoken_row_sums_rows(const xd_launch *launch, const void *args, int64_t begin,
-                                         int64_t end, int slot) {
-    const xd_xtoken_row_sums_args *a = (const xd_xtoken_row_sums_args *)args;
-    (void)launch, (void)slot;
-    for (int64_t row = begin; row < end; row++) {
-        const double largest = a->lse[row] / a->temperature;
-        for (int64_t v = 0; v < a->columns; v++)
-            xdi_cells_add(true, a->cells, row,
-                          exp(xdi_loss_load(&a->logits, row, v) / a->temperature - largest));
-    }
-}
-
-static xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
-    return xdi_spread_rows(launch, a->logits.rows, a->columns, xdi_cpu_xtoken_row_sums_rows, a);
-}
-
-static xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
-    (void)launch;
-    for (int64_t row = 0; row < a->logits.rows; row++)
-        a->lse[row] = a->lse[row] / a->temperature + log(xdi_cells_value(true, a->cells, row));
-    return XD_OK;
-}
-
-static xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
-    const double value = xdi_cells_value(a->fixed, a->cells, 0);
-    const double sum = xdi_cells_value(a->fixed, a->cells, 1);
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
-    a->chunk->value = value;
-    a->chunk->delta = a->merged[0];
-    a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
-    return XD_OK;
-}
-
-/* ---- products with a projection ---- */
-
-/* Cells are independent of each other, even within a row. */
-static void xdi_cpu_xtoken_product_cell(const xd_xtoken_product_args *a, int64_t i) {
-    const xd_xtoken_projection *m = &a->projection;
-    const int64_t row = i / a->k, column = a->ids ? a->ids[i % a->k] : i % a->k;
-    if (column < 0 || column >= m->teacher_size) return;
-    for (int64_t e = m->column_begin[column]; e < m->column_begin[column + 1]; e++) {
-        const int64_t v = m->student_id[e] - a->first;
-        if (v < 0 || v >= a->columns) continue;
-        xdi_cells_add(a->fixed, a->cells, i, (double)m->column_weight[e] * xdi_loss_load(&a->rows, row, v));
-    }
-}
-
-static void xdi_cpu_xtoken_product_cells(const xd_launch *launch, const void *args, int64_t begin,
-                                         int64_t end, int slot) {
-    (void)launch, (void)slot;
-    for (int64_t i = begin; i < end; i++)
-        xdi_cpu_xtoken_product_cell((const xd_xtoken_product_args *)args, i);
-}
-
-/* Assumed entries of a cell or a column, as a number of arrays for xdi_spread_elements. */
-enum { XDI_XTOKEN_PRODUCT_WORK = 8 };
-
-static xd_result xdi_cpu_xtoken_product(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_elements(launch, a->rows.rows * a->k, XDI_XTOKEN_PRODUCT_WORK,
-                               xdi_cpu_xtoken_product_cells, a);
-}
-
-/* The index of a teacher id among the columns; -1 when it is not one of them. */
-static int64_t xdi_cpu_xtoken_place(const int64_t *columns, int64_t k, int64_t id) {
-    if (!columns) return id;
-    const int64_t at = xdi_lower_bound(columns, k, id);
-    return at < k && columns[at] == id ? at : -1;
-}
-
-static void xdi_cpu_xtoken_product_at(const xd_xtoken_product_args *a, int64_t row, int64_t v) {
-    const xd_xtoken_projection *m = &a->projection;
-    const int64_t *begin = m->row_begin + a->first;
-    double sum = 0.0;
-    for (int64_t e = v < a->columns ? begin[v] : 0; v < a->columns && e < begin[v + 1]; e++) {
-        const int64_t j = xdi_cpu_xtoken_place(a->ids, a->k, m->teacher_id[e]);
-        if (j >= 0) sum += (double)m->weight[e] * a->weight[row * a->k + j];
-    }
-    xdi_loss_store(&a->rows, row, v, sum);
-}
-
-static void xdi_cpu_xtoken_product_columns(const xd_launch *launch, const void *args, int64_t begin,
-                                           int64_t end, int slot) {
-    const xd_xtoken_product_args *a = (const xd_xtoken_product_args *)args;
-    (void)launch, (void)slot;
-    for (int64_t i = begin; i < end; i++) xdi_cpu_xtoken_product_at(a, i / a->rows.cols, i % a->rows.cols);
-}
-
-static xd_result xdi_cpu_xtoken_product_back(const xd_launch *launch, const xd_xtoken_product_args *a) {
-    return xdi_spread_elements(launch, a->rows.rows * a->rows.cols, XDI_XTOKEN_PRODUCT_WORK,
-                               xdi_cpu_xtoken_product_columns, a);
-}
+/* The plain table of losses across tokenizers. */
 
 XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
     static const xd_xtoken_kernels kernels = {
@@ -43565,4 +43674,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fb28c2b98a511824f0ca1a9cf4e808c549468fa148f622a07a7337de280358e9 */
+/* xdistill sha256 aba8a9e29642c1f0f024f1ee39d14881982baf80ba14cdfb3f194a7414a14211 */

@@ -5750,8 +5750,8 @@ static xd_topk_kernels xdi_cuda_topk_table() {
 
 /* >>cuda/xtoken.cu */
 
-/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32, from a logarithm computed in
- * double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
+/* Projected losses across tokenizers: kernel/cpu/xtoken*.c is the reference. Probabilities are f32, from a logarithm
+ * computed in double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
 
 /* ---- cells ---- */
 
@@ -6394,9 +6394,9 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
 
 /* >>cuda/xtoken_gold.cu */
 
-/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no exponential has
- * its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one block adds them in
- * order, so that the result does not depend on the GPU. */
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken_gold.c is the reference. What needs no
+ * exponential has its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one
+ * block adds them in order, so that the result does not depend on the GPU. */
 
 /* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
@@ -6751,7 +6751,7 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
 /* >>cuda/xtoken_rows.cu */
 
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
- * kernel/cpu/xtoken.c is the reference. */
+ * kernel/cpu/xtoken_rows.c is the reference. */
 
 /* ---- moments: one block per row; two or three reads, all but the first mostly from the cache ---- */
 
@@ -6881,7 +6881,7 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_lists.cu */
 
-/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken.c is the reference. */
+/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken_lists.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
 static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, int64_t entry) {
@@ -7066,8 +7066,8 @@ static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_chunks.cu */
 
-/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. The chunk of every row is in host memory and is passed in the
- * launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
+/* Averages of chunks, with the bits of kernel/cpu/xtoken_chunks.c. The chunk of every row is in host memory and is passed in
+ * the launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
 
 /* The rows, or chunks, from `first` on: the chunk's index among all, -1: none, and its size. */
 struct xdi_cuda_chunk_list {
@@ -7766,4 +7766,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d67cd189aec6796477fe2eb3d801f7e0c5fab2e317681f6615320f1985d35fa0 */
+/* xdistill sha256 d74b488ed5c6b5baf1f190091d55645c22b27b931a472e6527596401a0c6554f */

@@ -1,5 +1,5 @@
-/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32, from a logarithm computed in
- * double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
+/* Projected losses across tokenizers: kernel/cpu/xtoken*.c is the reference. Probabilities are f32, from a logarithm
+ * computed in double; sums, and all values of a chunk, are double. One thread or warp adds to each cell, in a fixed order. */
 
 /* ---- cells ---- */
 

@@ -1,5 +1,5 @@
-/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. The chunk of every row is in host memory and is passed in the
- * launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
+/* Averages of chunks, with the bits of kernel/cpu/xtoken_chunks.c. The chunk of every row is in host memory and is passed in
+ * the launch parameters, a few hundred rows per launch, so that nothing is copied or retained. */
 
 /* The rows, or chunks, from `first` on: the chunk's index among all, -1: none, and its size. */
 struct xdi_cuda_chunk_list {

@@ -1,6 +1,6 @@
-/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no exponential has
- * its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one block adds them in
- * order, so that the result does not depend on the GPU. */
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken_gold.c is the reference. What needs no
+ * exponential has its bits. Where a sum is split over many blocks, these write partial sums to the caller's scratch and one
+ * block adds them in order, so that the result does not depend on the GPU. */
 
 /* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };

@@ -1,4 +1,4 @@
-/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken.c is the reference. */
+/* Losses across tokenizers whose chunks each have their own list of columns: kernel/cpu/xtoken_lists.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
 static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_lists &a, int64_t entry) {

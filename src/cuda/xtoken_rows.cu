@@ -1,5 +1,5 @@
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
- * kernel/cpu/xtoken.c is the reference. */
+ * kernel/cpu/xtoken_rows.c is the reference. */
 
 /* ---- moments: one block per row; two or three reads, all but the first mostly from the cache ---- */
 

@@ -269,6 +269,7 @@
 #include "text/tokenizer.c"
 #include "text/tokenizer_text.c"
 #include "text/tokenizer_encode.c"
+#include "text/tokenizer_batch.c"
 #include "text/tokenizer_json.c"
 #include "text/tokenizer_ranks.c"
 #include "text/tokenizer_sentencepiece.c"

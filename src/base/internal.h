@@ -53,10 +53,10 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body
- * neither fails nor allocates, and uses no scratch when it may itself be called from a piece. The split into pieces must not
- * depend on the number of threads unless each piece writes only its own elements. Errors: STATE when parallel_for did not
- * run each piece once; all pieces have been run even so, and a rank of several gets XD_OK here and the error from
- * xdi_ctx_settle. */
+ * neither fails nor allocates from this context, and uses no scratch when it may itself be called from a piece. The split
+ * into pieces must not depend on the number of threads unless each piece writes only its own elements. Errors: STATE when
+ * parallel_for did not run each piece once; all pieces have been run even so, and a rank of several gets XD_OK here and the
+ * error from xdi_ctx_settle. */
 XD_PRIVATE xd_result xdi_parallel(xd_ctx *ctx, int64_t pieces, xdi_piece body, void *argument);
 
 /* context.c: the same over the items [0, count), about `grain` of them in a piece; one piece with one thread. */

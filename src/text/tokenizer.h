@@ -184,4 +184,35 @@ typedef struct xd_encoding {
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
 
+/* ---- many texts ---- */
+
+/* Encodes many texts at a time on the threads of its context, each of which has an encoder. */
+typedef struct xd_batch_encoder xd_batch_encoder;
+
+/* Local. The tokenizer must outlive it. Memory: an encoder a thread (1 MB and what the longest text needs). The context's
+ * allocator is called from the threads, one at a time. Errors: MEMORY. */
+XD_API xd_result xd_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_batch_encoder **out);
+
+/* Frees a batch encoder. NULL is fine. */
+XD_API void xd_batch_encoder_destroy(xd_batch_encoder *encoder);
+
+/* The tokens of texts, one after the other: those of text i are [offset[i], offset[i + 1]). The arrays belong to the batch
+ * encoder until its next call. */
+typedef struct xd_encoding_batch {
+    int64_t count;              /* texts */
+    const int64_t *offset;      /* [count + 1] */
+    const int32_t *ids;         /* [offset[count]] */
+    const xd_token_span *spans; /* [offset[count]], bytes of each text; NULL when skipped */
+    const uint8_t *roles;       /* [offset[count]] xd_token_role; NULL without add_special */
+} xd_encoding_batch;
+
+/* Encodes each of the texts as xd_encode does, with the same tokens for any number of threads.
+ *
+ *   desc   NULL -> defaults
+ *
+ * Local. Allocates when texts are more or longer than before. Errors: those of xd_encode, with the index of the first
+ * text that fails; nothing is returned then. ARGUMENT for a negative count or size. */
+XD_API xd_result xd_encode_batch(xd_batch_encoder *encoder, const xd_texts *texts, const xd_encode_desc *desc,
+                                 xd_encoding_batch *out);
+
 #endif

@@ -331,7 +331,11 @@ typedef enum xd_file_mode {
  * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
  * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
- * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
+ * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
+ * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
+ * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ *
+ * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -348,6 +352,17 @@ typedef struct xd_files {
     int (*make_directory)(void *user, const char *path); /* an existing directory is success */
     int (*sync_directory)(void *user, const char *path);
     void *user;
+    /* Takes the lock of the open file that was opened as `path`, without a wait. *held is a handle: closing it ends the lock,
+     * as does the end of the process; closing `file` does not. EWOULDBLOCK when any other handle in the system holds it,
+     * ESTALE when `path` no longer names this file; every other error says that there are no locks here. */
+    int (*lock)(void *user, const char *path, intptr_t file, intptr_t *held);
+    /* Calls `each` with every name in a directory but "." and "..", in any order; it may remove what it is told. */
+    int (*list)(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                void *argument);
+    int (*exchange)(void *user, const char *one, const char *other); /* two names, in one step */
+    /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
+     * symbolic link, which renaming would replace instead of the file that it points to. */
+    int (*replaceable)(void *user, const char *path);
 } xd_files;
 
 /* >>base/parallel */
@@ -6508,6 +6523,39 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
+/* lock.c: the folder of a path, "." for none; `folder` has room for the path and two more. */
+XD_PRIVATE void xdi_path_folder(const char *path, char *folder);
+
+/* lock.c: removes a temporary file unless its writer lives; and all whose names are path, suffix and a number. Where there are no
+ * locks they stay, with one warning a context. */
+XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path);
+XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix);
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error); /* context.c */
+
+/* lock.c: one writer at a time. The file `path` exists while the lock is held, or its holder died. Errors: STATE when another
+ * writer of any process has it; IO. Where there are no locks nothing is taken. */
+typedef struct xdi_lock {
+    intptr_t file, held;
+    bool taken;
+} xdi_lock;
+XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
+XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
+
+/* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
+
+/* publish.c: what a file that could not be opened was. */
+XD_PRIVATE const char *xdi_open_error(int error);
+
+/* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;
+ * and the parts of xd_publish_commit: everything up to the rename, and the rename. xd_publish_abort ends both. */
+struct xd_publish;
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, struct xd_publish **out);
+XD_PRIVATE xd_result xdi_publish_close(struct xd_publish *file);
+XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
+XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
@@ -6788,12 +6836,19 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 /* The file callbacks on POSIX. Reads and writes are complete or fail: a short read is EIO, because every caller knows
  * the file's size. */
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
+#    include <sys/syscall.h>
+#endif
 
 /* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
@@ -6812,8 +6867,15 @@ static void xdi_file_set_direct(int descriptor, bool direct) {
         (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
 }
 
+/* 0 for a regular file, otherwise what open says about any other. */
+static int xdi_file_kind(const struct stat *status) {
+    if (S_ISREG(status->st_mode)) return 0;
+    return S_ISDIR(status->st_mode) ? EISDIR : ENXIO;
+}
+
 static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
+    struct stat status;
     int flags = O_RDWR;
     switch (mode & ~(unsigned)XD_FILE_DIRECT) {
     case XD_FILE_READ: flags = O_RDONLY; break;
@@ -6821,8 +6883,14 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     case XD_FILE_EXISTING: break;
     default: return EINVAL;
     }
-    const int descriptor = open(path, flags | O_CLOEXEC, 0666);
+    /* A FIFO would wait for its other end; for a regular file O_NONBLOCK means nothing. */
+    const int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
     if (descriptor < 0) return errno;
+    const int error = fstat(descriptor, &status) == 0 ? xdi_file_kind(&status) : errno;
+    if (error != 0) {
+        close(descriptor);
+        return error;
+    }
     if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
@@ -6926,11 +6994,67 @@ static int xdi_file_make_directory(void *user, const char *path) {
 
 static int xdi_file_sync_directory(void *user, const char *path) {
     (void)user;
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (descriptor < 0) return errno;
     const int result = fsync(descriptor) == 0 ? 0 : errno;
     close(descriptor);
     return result;
+}
+
+/* flock and not fcntl: the lock belongs to the open file, so it also tells two writers of one process apart, and no close
+ * of another descriptor ends it. The locks of open files that fcntl has do the same, but not on every system of POSIX. */
+static int xdi_file_lock(void *user, const char *path, intptr_t file, intptr_t *held) {
+    (void)user;
+    struct stat opened, named;
+    const int descriptor = fcntl((int)file, F_DUPFD_CLOEXEC, 0);
+    if (descriptor < 0) return errno;
+    int error = flock(descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (error == 0 && fstat(descriptor, &opened) != 0) error = errno;
+    if (error == 0 &&
+        (stat(path, &named) != 0 || named.st_dev != opened.st_dev || named.st_ino != opened.st_ino))
+        error = ESTALE;
+    if (error != 0) {
+        if (error != EWOULDBLOCK) (void)flock(descriptor, LOCK_UN);
+        close(descriptor);
+        return error;
+    }
+    *held = (intptr_t)descriptor;
+    return 0;
+}
+
+static int xdi_file_list(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                         void *argument) {
+    (void)user;
+    DIR *names = opendir(directory);
+    if (!names) return errno;
+    errno = 0;
+    for (const struct dirent *entry = readdir(names); entry; entry = readdir(names)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            each(argument, entry->d_name);
+        errno = 0;
+    }
+    const int error = errno;
+    closedir(names);
+    return error;
+}
+
+static int xdi_file_exchange(void *user, const char *one, const char *other) {
+    (void)user;
+#if defined(SYS_renameat2)
+    enum { XDI_RENAME_EXCHANGE = 2 };
+    return syscall(SYS_renameat2, AT_FDCWD, one, AT_FDCWD, other, XDI_RENAME_EXCHANGE) == 0 ? 0 : errno;
+#else
+    (void)one;
+    (void)other;
+    return ENOSYS;
+#endif
+}
+
+static int xdi_file_replaceable(void *user, const char *path) {
+    (void)user;
+    struct stat status;
+    if (lstat(path, &status) != 0) return errno == ENOENT ? 0 : errno;
+    return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
@@ -6949,6 +7073,10 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->remove) files->remove = xdi_file_remove;
     if (!files->make_directory) files->make_directory = xdi_file_make_directory;
     if (!files->sync_directory) files->sync_directory = xdi_file_sync_directory;
+    if (!files->lock) files->lock = xdi_file_lock;
+    if (!files->list) files->list = xdi_file_list;
+    if (!files->exchange) files->exchange = xdi_file_exchange;
+    if (!files->replaceable) files->replaceable = xdi_file_replaceable;
 }
 
 /* >>base/parallel.c */
@@ -7221,6 +7349,7 @@ struct xd_ctx {
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
+    bool told_of_locks;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
 };
@@ -7440,6 +7569,13 @@ static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
                "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
     return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
                    (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error) {
+    if (!ctx->told_of_locks)
+        xd_log(ctx, XD_LOG_WARN, "%s: no locks here (%s): what writers that died have left stays", path,
+               strerror(error));
+    ctx->told_of_locks = true;
 }
 
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
@@ -7747,6 +7883,116 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
     xdi_philox_fill(p, first, count, out, xdi_philox_normal_block);
 }
 
+/* >>base/lock.c */
+
+/* What writers that died have left: told by locks that only the living hold. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+XD_PRIVATE void xdi_path_folder(const char *path, char *folder) {
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) : 0;
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    if (length == 0) strcpy(folder, slash ? "/" : ".");
+}
+
+XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file, held;
+    bool removed = false;
+    if (!files->remove || files->open(files->user, path, XD_FILE_EXISTING, &file) != 0) return false;
+    const int error = files->lock ? files->lock(files->user, path, file, &held) : ENOSYS;
+    if (error == 0) {
+        removed = files->remove(files->user, path) == 0;
+        files->close(files->user, held);
+    } else if (error != EWOULDBLOCK && error != ESTALE) {
+        xdi_ctx_warn_of_locks(ctx, path, error);
+    }
+    files->close(files->user, file); /* nothing was written */
+    return removed;
+}
+
+typedef struct xdi_abandoned {
+    xd_ctx *ctx;
+    char *path;       /* the start of every name meant; digits are added */
+    const char *base; /* its last part */
+    size_t length;
+} xdi_abandoned;
+
+enum { XDI_ABANDONED_DIGITS = 12 };
+
+static void xdi_abandoned_each(void *argument, const char *name) {
+    xdi_abandoned *a = (xdi_abandoned *)argument;
+    const size_t base = strlen(a->base);
+    if (strncmp(name, a->base, base) != 0) return;
+    const size_t digits = strlen(name + base);
+    if (digits == 0 || digits >= XDI_ABANDONED_DIGITS || strspn(name + base, "0123456789") != digits) return;
+    memcpy(a->path + a->length, name + base, digits + 1);
+    (void)xdi_abandoned_remove(a->ctx, a->path);
+    a->path[a->length] = '\0';
+}
+
+XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const size_t length = strlen(path) + strlen(suffix), room = length + XDI_ABANDONED_DIGITS + 1;
+    char *memory = files->list ? (char *)xd_allocate(ctx, room + length + 2) : NULL;
+    if (!memory) return; /* what stays does no harm but take its room */
+    xdi_abandoned a;
+    a.ctx = ctx;
+    a.path = memory;
+    a.length = length;
+    snprintf(a.path, room, "%s%s", path, suffix);
+    const char *slash = strrchr(a.path, '/');
+    char *folder = memory + room;
+    a.base = slash ? slash + 1 : a.path;
+    xdi_path_folder(path, folder);
+    (void)files->list(files->user, folder, xdi_abandoned_each, &a);
+    xd_release(ctx, memory);
+}
+
+/* Opens the lock's file, made where there is none, and takes the lock. ESTALE: its last holder removed it meanwhile. */
+static int xdi_lock_try(xd_ctx *ctx, xdi_lock *lock, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    int error = files->open(files->user, path, XD_FILE_NEW, &lock->file);
+    if (error == EEXIST) error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
+    if (error == ENOENT) return ESTALE;
+    if (error != 0) return error;
+    error = files->lock(files->user, path, lock->file, &lock->held);
+    if (error == 0)
+        lock->taken = true;
+    else
+        files->close(files->user, lock->file);
+    if (error == 0 || error == EWOULDBLOCK || error == ESTALE) return error;
+    xdi_ctx_warn_of_locks(ctx, path, error);
+    if (files->remove) files->remove(files->user, path);
+    return 0;
+}
+
+XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock) {
+    enum { TRIES = 100 };
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    lock->taken = false;
+    if (!files->lock || !files->remove) return XD_OK;
+    int error = ESTALE;
+    for (int i = 0; i < TRIES && error == ESTALE; i++) error = xdi_lock_try(ctx, lock, path);
+    XD_REQUIRE(ctx, error != EWOULDBLOCK, XD_ERROR_STATE, "%s: another writer holds this lock", path);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (!lock->taken) return;
+    lock->taken = false;
+    files->remove(files->user,
+                  path); /* before the lock ends: who takes it later finds that the name is gone */
+    files->close(files->user, lock->held);
+    files->close(files->user, lock->file);
+}
+
 /* >>base/publish.c */
 
 /* A file that appears under its name only when it is complete. */
@@ -7757,13 +8003,29 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 
 struct xd_publish {
     xd_ctx *ctx;
-    intptr_t file;
-    bool open;
+    intptr_t file, held; /* held: the lock of the temporary file */
+    bool open, locked, renamed;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
-enum { XDI_PUBLISH_SUFFIX = 24, XDI_PUBLISH_TRIES = 1000 };
+#define XDI_PUBLISH_SUFFIX ".tmp-"
+
+enum { XDI_PUBLISH_ROOM = 24, XDI_PUBLISH_TRIES = 1000000 };
+
+XD_PRIVATE const char *xdi_open_error(int error) {
+    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
+    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
+    return strerror(error);
+}
+
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file;
+    const int error = files->open(files->user, path, XD_FILE_READ, &file);
+    if (error == 0) files->close(files->user, file);
+    return error;
+}
 
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
@@ -7771,7 +8033,7 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     intptr_t file;
     uint64_t size = 0;
     const int refused = files->open(files->user, path, XD_FILE_READ, &file);
-    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
+    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
@@ -7798,39 +8060,58 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
-/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... A crash may have left some. */
-static int xdi_publish_open(xd_publish *p) {
+/* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
+static int xdi_publish_lock(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->lock(files->user, p->temporary, p->file, &p->held);
+    p->locked = error == 0;
+    if (error != EWOULDBLOCK && error != ESTALE) return 0; /* without locks too */
+    files->close(files->user, p->file);
+    return EEXIST;
+}
+
+/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... after those of dead writers are removed. */
+static int xdi_publish_open(xd_publish *p, bool locked) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const size_t length = strlen(p->path);
     int error = EEXIST;
+    if (locked) xdi_abandoned_sweep(p->ctx, p->path, XDI_PUBLISH_SUFFIX);
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
-        snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
+        snprintf(p->temporary + length, XDI_PUBLISH_ROOM, "%s%d", XDI_PUBLISH_SUFFIX, i);
         error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
+        if (error == EEXIST && locked && xdi_abandoned_remove(p->ctx, p->temporary)) i--;
+        if (error == 0 && locked && files->lock) error = xdi_publish_lock(p);
     }
     p->open = error == 0;
     return error;
 }
 
-XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, xd_publish **out) {
     const size_t length = strlen(path);
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
     XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
                "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
-    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
+    int error = files->replaceable ? files->replaceable(files->user, path) : 0;
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
-    const int error = xdi_publish_open(p);
+    error = xdi_publish_open(p, locked);
     if (error == 0) {
         *out = p;
         return XD_OK;
     }
     xd_release(ctx, p);
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+}
+
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+    return xdi_publish_start(ctx, path, true, out);
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
@@ -7851,40 +8132,44 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file, the current one for a path without a separator. */
-static int xdi_publish_sync_directory(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (!files->sync_directory) return XD_OK;
+    char *folder = (char *)xd_allocate(ctx, strlen(path) + 2);
+    XD_REQUIRE(ctx, folder, XD_ERROR_MEMORY, "%s: no room for the name of its directory", path);
+    xdi_path_folder(path, folder);
+    const int error = files->sync_directory(files->user, folder);
+    xd_release(ctx, folder);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: sync of the directory: %s", path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_close(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
-    char *slash = strrchr(p->path, '/');
-    if (!files->sync_directory) return 0;
-    if (!slash) return files->sync_directory(files->user, ".");
-    if (slash == p->path) return files->sync_directory(files->user, "/");
-    *slash = '\0';
-    const int error = files->sync_directory(files->user, p->path);
-    *slash = '/';
-    return error;
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", p->path, strerror(error));
+    error = files->close(files->user, p->file);
+    p->open = false;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: close: %s", p->path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_rename(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->rename(files->user, p->temporary, p->path);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", p->path, strerror(error));
+    p->renamed = true; /* nothing to remove */
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
+    return xdi_file_probe(p->ctx, p->temporary) == 0;
 }
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
-    xd_ctx *ctx = p->ctx;
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    const char *step = "sync";
-    int error = files->sync ? files->sync(files->user, p->file) : 0;
-    if (error == 0) {
-        step = "close";
-        error = files->close(files->user, p->file);
-        p->open = false;
-    }
-    if (error == 0) {
-        step = "rename";
-        error = files->rename(files->user, p->temporary, p->path);
-    }
-    if (error == 0) {
-        step = "sync of the directory";
-        error = xdi_publish_sync_directory(p);
-        p->temporary[0] = '\0'; /* renamed: nothing to remove */
-    }
-    const xd_result result =
-        error == 0 ? XD_OK : XD_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
+    xd_result result = xdi_publish_close(p);
+    if (result == XD_OK) result = xdi_publish_rename(p);
+    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -7893,7 +8178,8 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }
 
@@ -24123,6 +24409,21 @@ XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetenso
 /* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
+/* safetensors.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
+ * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out);
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer);
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer);
+
+/* weights_files.c: directory/name in new memory, NULL when there is no room, which the caller reports; and whether a name is
+ * one of the directory itself. */
+#define XDI_WEIGHTS_SINGLE "model.safetensors"
+#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
+XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
+XD_PRIVATE bool xdi_weights_is_basename(const char *name);
+
 /* >>io/safetensors.c */
 
 /* The safetensors format: reading, and writing at offsets known beforehand. */
@@ -24374,7 +24675,7 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
-    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
@@ -24624,6 +24925,7 @@ struct xd_safetensors_writer {
     xdi_safetensors_plan_item *items; /* [count], the caller's order */
     int64_t count;
     uint64_t data; /* where the data area starts */
+    bool locked;   /* the temporary file has a lock of its own */
 };
 
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
@@ -24756,13 +25058,13 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
     XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
     XD_TRY(xd_json_writer_text(header, &text, &bytes));
     XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XD_TRY(xd_publish_create(writer->ctx, path, &writer->file));
+    XD_TRY(xdi_publish_start(writer->ctx, path, writer->locked, &writer->file));
     return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
 }
 
-XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
-                                              const xd_safetensors_writer_desc *desc,
-                                              xd_safetensors_writer **out) {
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
@@ -24770,6 +25072,7 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = n;
+    writer->locked = locked;
     writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
     const void **order = (const void **)xd_allocate(ctx, (size_t)n * sizeof *order);
     xd_json_writer header = xd_json_writer_create(ctx);
@@ -24785,6 +25088,12 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     else
         xd_safetensors_writer_abort(writer);
     return result;
+}
+
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out) {
+    return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
@@ -24807,15 +25116,27 @@ XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int6
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
-XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
-    xd_result result = XD_OK;
-    for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
+static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
+    for (int64_t i = 0; i < writer->count; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
-        if (item->written != item->end - item->begin)
-            result = XD_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                             (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                             (long long)i);
+        XD_REQUIRE(writer->ctx, item->written == item->end - item->begin, XD_ERROR_STATE,
+                   "%llu of the %llu bytes of tensor %lld are written", (unsigned long long)item->written,
+                   (unsigned long long)(item->end - item->begin), (long long)i);
     }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer) {
+    XD_TRY(xdi_safetensors_check_complete(writer));
+    return xdi_publish_close(writer->file);
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer) {
+    return xdi_publish_rename(writer->file);
+}
+
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;
@@ -24835,13 +25156,9 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
 
 /* A model's directory: one file or several with an index. */
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-#define XDI_WEIGHTS_SINGLE "model.safetensors"
-#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
-
-enum { XDI_WEIGHTS_NAME = 64 }; /* larger than any file name that is written here */
 
 struct xd_weights_files {
     xd_ctx *ctx;
@@ -24850,10 +25167,12 @@ struct xd_weights_files {
     const char **names;    /* [count], of the files, ascending; in the index's memory */
     xd_safetensors **files;
     int64_t count;
+    bool single;   /* there was a model.safetensors */
+    uint32_t seen; /* checksum of the index as it was read */
 };
 
 /* directory/name in new memory; NULL when there is no room, which the caller reports. */
-static char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name) {
+XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name) {
     const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
     char *path = (char *)xd_allocate(ctx, bytes);
     if (path) snprintf(path, bytes, "%s/%s", directory, name);
@@ -24862,15 +25181,7 @@ static char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *na
 
 /* ---- reading ---- */
 
-static bool xdi_weights_exists(xd_ctx *ctx, const char *path) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file;
-    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
-    files->close(files->user, file);
-    return true;
-}
-
-static bool xdi_weights_is_basename(const char *name) {
+XD_PRIVATE bool xdi_weights_is_basename(const char *name) {
     return *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\:");
 }
 
@@ -24946,12 +25257,23 @@ static xd_result xdi_weights_check(const xd_weights_files *m) {
     return XD_OK;
 }
 
-static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
-    char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+static xd_result xdi_weights_load_index(xd_weights_files *m) {
+    char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
+    size_t bytes = 0;
     XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, XDI_WEIGHTS_INDEX);
-    const xd_result result = xd_json_load(m->ctx, NULL, path, &m->index);
+    xd_result result = xd_file_load(m->ctx, path, 0, &text, &bytes);
     xd_release(m->ctx, path);
     XD_TRY(result);
+    m->seen = xd_crc32c(0, text, bytes);
+    result = xd_json_load_memory(m->ctx, NULL, text, bytes, &m->index);
+    xd_release(m->ctx, text);
+    XD_REQUIRE(m->ctx, result == XD_OK, result, "%s/%s: %s", m->directory, XDI_WEIGHTS_INDEX,
+               xd_last_error(m->ctx)->message);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    XD_TRY(xdi_weights_load_index(m));
     XD_TRY(xdi_weights_collect(m));
     m->files = (xd_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
@@ -24967,23 +25289,54 @@ static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
     return xd_safetensors_open(m->ctx, path, desc, m->files);
 }
 
+static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
+    XD_REQUIRE(m->ctx, single, XD_ERROR_MEMORY, "%s: no room for a path", m->directory);
+    m->single = xdi_file_probe(m->ctx, single) != ENOENT;
+    const xd_result result =
+        m->single ? xdi_weights_open_single(m, single, desc) : xdi_weights_open_index(m, desc);
+    xd_release(m->ctx, single);
+    return result;
+}
+
+/* Whether a save has switched the directory to another model since this one was begun to be read. */
+static bool xdi_weights_has_moved(const xd_weights_files *m) {
+    char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
+    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
+    size_t bytes = 0;
+    bool moved = single && index && (xdi_file_probe(m->ctx, single) != ENOENT) != m->single;
+    if (single && index && !moved && !m->single && xdi_file_probe(m->ctx, index) == 0 &&
+        xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK)
+        moved = xd_crc32c(0, text, bytes) != m->seen;
+    xd_release(m->ctx, text);
+    xd_release(m->ctx, single);
+    xd_release(m->ctx, index);
+    return moved;
+}
+
+static void xdi_weights_close_all(xd_weights_files *m) {
+    if (m->files)
+        for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
+    xd_release(m->ctx, m->files);
+    xd_release(m->ctx, m->names);
+    xd_json_destroy(m->ctx, m->index);
+}
+
+/* A save removes the older model's files: a reader that was just opening them begins again. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out) {
-    char *single = xdi_weights_path(ctx, directory, XDI_WEIGHTS_SINGLE);
+    enum { TRIES = 100 };
     xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
-    xd_result result;
-    if (!single || !m) {
-        xd_release(ctx, single);
-        xd_release(ctx, m);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+    XD_REQUIRE(ctx, m, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+    xd_result result = XD_ERROR_IO;
+    for (int i = 0; i < TRIES && result == XD_ERROR_IO; i++) {
+        if (i > 0) xdi_weights_close_all(m);
+        memset(m, 0, sizeof *m);
+        m->ctx = ctx;
+        m->directory = directory;
+        result = xdi_weights_open_once(m, desc);
+        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m)) break;
     }
-    m->ctx = ctx;
-    m->directory = directory;
-    if (xdi_weights_exists(ctx, single))
-        result = xdi_weights_open_single(m, single, desc);
-    else
-        result = xdi_weights_open_index(m, desc);
-    xd_release(ctx, single);
     if (result == XD_OK)
         *out = m;
     else
@@ -24993,11 +25346,7 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
 
 XD_API void xd_weights_files_close(xd_weights_files *m) {
     if (!m) return;
-    if (m->files)
-        for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
-    xd_release(m->ctx, m->files);
-    xd_release(m->ctx, m->names);
-    xd_json_destroy(m->ctx, m->index);
+    xdi_weights_close_all(m);
     xd_release(m->ctx, m);
 }
 
@@ -25020,25 +25369,211 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
     return XD_OK;
 }
 
-/* ---- writing ---- */
+/* >>io/weights_writer.c */
+
+/* A save of a model's directory: everything under other names first, then one rename or one removal that decides. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XDI_WEIGHTS_LOCK "model.safetensors.lock"
+#define XDI_WEIGHTS_SAVE \
+    "xdistill.save" /* in the metadata of a single file: the last save of shards before it */
+
+enum { XDI_WEIGHTS_NAME = 112 }; /* larger than any file name that is written here */
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory;                 /* after the struct in the same block */
+    char *directory, *lock_path;     /* after the struct in the same block */
+    xdi_lock lock;                   /* held from the beginning to the end: one save at a time */
     xd_safetensors_writer **writers; /* [shards] */
     int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
     uint64_t total_bytes;
-    xd_json_writer index; /* text of the index */
+    uint64_t save; /* of shards: one more than the last; of a single file: the last */
+    xd_json_writer index;
+    xd_publish *index_file;
+    xd_json *older;                  /* the index that was there */
+    bool over_single;                /* a model.safetensors was there */
+    bool switched;                   /* readers see the new model */
+    char leftover[XDI_WEIGHTS_NAME]; /* the first file of the older save that could not be removed */
+    int leftover_error;
 };
 
-static void xdi_weights_shard_name(char name[XDI_WEIGHTS_NAME], int64_t shard, int64_t shards) {
-    if (shards == 1)
+/* ---- names ---- */
+
+static void xdi_weights_shard_name(char name[XDI_WEIGHTS_NAME], int64_t shard, int64_t shards,
+                                   uint64_t save) {
+    snprintf(name, XDI_WEIGHTS_NAME, "model-%05lld-of-%05lld-save-%llu.safetensors", (long long)shard + 1,
+             (long long)shards, (unsigned long long)save);
+}
+
+/* Whether a name begins as the function above writes it; *end: the length of that. */
+static bool xdi_weights_is_shard(const char *name, int64_t *shards, uint64_t *save, size_t *end) {
+    char again[XDI_WEIGHTS_NAME];
+    long long shard, count;
+    unsigned long long number;
+    if (sscanf(name, "model-%lld-of-%lld-save-%llu.", &shard, &count, &number) != 3) return false;
+    xdi_weights_shard_name(again, shard - 1, count, number);
+    *shards = count;
+    *save = number;
+    *end = strlen(again);
+    return strncmp(name, again, *end) == 0;
+}
+
+static void xdi_weights_name(const xd_weights_writer *w, int64_t shard, char name[XDI_WEIGHTS_NAME]) {
+    if (w->shards == 1)
         snprintf(name, XDI_WEIGHTS_NAME, "%s", XDI_WEIGHTS_SINGLE);
     else
-        snprintf(name, XDI_WEIGHTS_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
-                 (long long)shards);
+        xdi_weights_shard_name(name, shard, w->shards, w->save);
 }
+
+static xd_result xdi_weights_join(const xd_weights_writer *w, const char *name, char **path) {
+    *path = xdi_weights_path(w->ctx, w->directory, name);
+    XD_REQUIRE(w->ctx, *path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_probe(const xd_weights_writer *w, const char *name, int *error) {
+    char *path;
+    XD_TRY(xdi_weights_join(w, name, &path));
+    *error = xdi_file_probe(w->ctx, path);
+    xd_release(w->ctx, path);
+    return XD_OK;
+}
+
+/* Removes a file of the directory: 0 also when there was none. */
+static int xdi_weights_remove(xd_weights_writer *w, const char *name) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    char *path = xdi_weights_path(w->ctx, w->directory, name);
+    int error = ENOMEM;
+    if (path) error = files->remove ? files->remove(files->user, path) : ENOSYS;
+    xd_release(w->ctx, path);
+    return error == ENOENT ? 0 : error;
+}
+
+/* ---- what is there ---- */
+
+/* The number of the last save of shards, from what readers of the directory may have seen. What cannot be read counts as
+ * nothing: the save replaces it. */
+static xd_result xdi_weights_read_single(xd_weights_writer *w, const char *path) {
+    xd_safetensors_desc desc;
+    xd_safetensors *file = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.mode = XD_SAFETENSORS_STREAM;
+    desc.skip_unknown = true;
+    const xd_result result = xd_safetensors_open(w->ctx, path, &desc, &file);
+    if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
+    const char *save = xd_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
+    if (save) w->save = strtoull(save, NULL, 10);
+    xd_safetensors_close(file);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_read_index(xd_weights_writer *w, const char *path) {
+    const xd_result result = xd_json_load(w->ctx, NULL, path, &w->older);
+    if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
+    const xd_json *map = xd_json_find(w->older, "weight_map");
+    for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
+        const char *name = xd_json_string(entry, NULL);
+        int64_t shards;
+        uint64_t save;
+        size_t end;
+        if (name && xdi_weights_is_shard(name, &shards, &save, &end) && save > w->save) w->save = save;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_weights_read_one(xd_weights_writer *w, const char *name, bool *there,
+                                      xd_result (*read)(xd_weights_writer *w, const char *path)) {
+    char *path;
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    XD_TRY(xdi_weights_join(w, name, &path));
+    const int error = files->replaceable ? files->replaceable(files->user, path) : 0;
+    xd_result result =
+        error == 0 ? XD_OK : XD_FAIL(w->ctx, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
+    *there = result == XD_OK && xdi_file_probe(w->ctx, path) != ENOENT;
+    if (*there) result = read(w, path);
+    xd_release(w->ctx, path);
+    return result;
+}
+
+static xd_result xdi_weights_read_older(xd_weights_writer *w) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    bool has_index;
+    XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_SINGLE, &w->over_single, xdi_weights_read_single));
+    XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_INDEX, &has_index, xdi_weights_read_index));
+    XD_REQUIRE(w->ctx, w->shards == 1 || !w->over_single || files->remove, XD_ERROR_UNSUPPORTED,
+               "%s/%s: the files of this context offer no remove", w->directory, XDI_WEIGHTS_SINGLE);
+    if (w->shards > 1) w->save++;
+    return XD_OK;
+}
+
+/* ---- what is left ---- */
+
+static void xdi_weights_discard(xd_weights_writer *w, const char *name) {
+    const int error = xdi_weights_remove(w, name);
+    if (error == 0 || w->leftover_error) return;
+    w->leftover_error = error;
+    snprintf(w->leftover, sizeof w->leftover, "%.100s", name);
+}
+
+static bool xdi_weights_ends(const char *name, const char *end) {
+    const size_t length = strlen(name), tail = strlen(end);
+    return length >= tail && strcmp(name + length - tail, end) == 0;
+}
+
+/* Temporary files of dead saves, and after the switch all shards that are not of this save. This one's own temporary files
+ * are gone by then, and before it there are none. */
+static void xdi_weights_sweep_each(void *argument, const char *name) {
+    xd_weights_writer *w = (xd_weights_writer *)argument;
+    int64_t shards;
+    uint64_t save;
+    size_t end;
+    if (!xdi_weights_is_shard(name, &shards, &save, &end)) return;
+    if (name[end] == '\0') {
+        if (w->switched && (w->shards == 1 || shards != w->shards || save != w->save))
+            xdi_weights_discard(w, name);
+    } else if (strncmp(name + end, ".tmp-", 5) == 0 && w->lock.taken) {
+        char *path = xdi_weights_path(w->ctx, w->directory, name);
+        if (path) (void)xdi_abandoned_remove(w->ctx, path);
+        xd_release(w->ctx, path);
+    }
+}
+
+static void xdi_weights_sweep(xd_weights_writer *w) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    if (files->list) (void)files->list(files->user, w->directory, xdi_weights_sweep_each, w);
+}
+
+/* After the switch: what the older save left, and the temporary files of dead saves of the other kind. */
+static void xdi_weights_remove_older(xd_weights_writer *w) {
+    const char *before = "";
+    char *index = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    char *single = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_SINGLE);
+    if (w->shards == 1) xdi_weights_discard(w, XDI_WEIGHTS_INDEX);
+    const xd_json *map = xd_json_find(w->older, "weight_map");
+    for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
+        const char *name = xd_json_string(entry, NULL);
+        int64_t shards;
+        uint64_t save;
+        size_t end;
+        if (!name || strcmp(name, before) == 0 || !xdi_weights_is_basename(name)) continue;
+        if (!xdi_weights_ends(name, ".safetensors") || strcmp(name, XDI_WEIGHTS_SINGLE) == 0) continue;
+        before = name;
+        if (!xdi_weights_is_shard(name, &shards, &save, &end) || save != w->save || w->shards == 1)
+            xdi_weights_discard(w, name);
+    }
+    xdi_weights_sweep(w);
+    if (index) xdi_abandoned_sweep(w->ctx, index, ".tmp-");
+    if (single) xdi_abandoned_sweep(w->ctx, single, ".tmp-");
+    xd_release(w->ctx, index);
+    xd_release(w->ctx, single);
+}
+
+/* ---- starting ---- */
 
 /* Fills files greedily in the order of the entries. */
 static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer_desc *d) {
@@ -25072,7 +25607,7 @@ static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_write
     xd_json_write_object(json);
     for (int64_t s = 0; s < w->shards; s++) {
         char name[XDI_WEIGHTS_NAME];
-        xdi_weights_shard_name(name, s, w->shards);
+        xdi_weights_name(w, s, name);
         for (int64_t i = w->first[s]; i < w->first[s + 1]; i++) {
             xd_json_write_key(json, d->entries[i].name);
             xd_json_write_string(json, name);
@@ -25083,19 +25618,43 @@ static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_write
 }
 
 static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_writer_desc *d,
+                                         const xd_safetensors_pair *metadata, int64_t metadata_count,
                                          int64_t shard) {
-    char name[XDI_WEIGHTS_NAME];
+    char name[XDI_WEIGHTS_NAME], *path;
     xd_safetensors_writer_desc file;
     memset(&file, 0, sizeof file);
     file.entries = d->entries + w->first[shard];
     file.entry_count = w->first[shard + 1] - w->first[shard];
-    file.metadata = d->metadata;
-    file.metadata_count = d->metadata_count;
-    xdi_weights_shard_name(name, shard, w->shards);
-    char *path = xdi_weights_path(w->ctx, w->directory, name);
-    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
-    const xd_result result = xd_safetensors_writer_create(w->ctx, path, &file, &w->writers[shard]);
+    file.metadata = metadata;
+    file.metadata_count = metadata_count;
+    xdi_weights_name(w, shard, name);
+    XD_TRY(xdi_weights_join(w, name, &path));
+    /* Shards are protected by the lock of the save: with one each, every shard would be open twice. */
+    const bool locked = w->shards == 1 || !w->lock.taken;
+    const xd_result result = xdi_safetensors_writer_start(w->ctx, path, &file, locked, &w->writers[shard]);
     xd_release(w->ctx, path);
+    return result;
+}
+
+/* All files, under their temporary names. A single file carries the number of the last save of shards. */
+static xd_result xdi_weights_start_files(xd_weights_writer *w, const xd_weights_writer_desc *d) {
+    char save[24];
+    int64_t count = 0;
+    xd_result result = XD_OK;
+    xd_safetensors_pair *metadata =
+        (xd_safetensors_pair *)xd_allocate(w->ctx, ((size_t)d->metadata_count + 1) * sizeof *metadata);
+    XD_REQUIRE(w->ctx, metadata, XD_ERROR_MEMORY, "no room for %lld pairs", (long long)d->metadata_count);
+    for (int64_t i = 0; i < d->metadata_count; i++) /* a caller may hand on what a file that was read had */
+        if (!d->metadata[i].key || strcmp(d->metadata[i].key, XDI_WEIGHTS_SAVE) != 0)
+            metadata[count++] = d->metadata[i];
+    if (w->shards == 1 && w->save > 0) {
+        snprintf(save, sizeof save, "%llu", (unsigned long long)w->save);
+        metadata[count].key = XDI_WEIGHTS_SAVE;
+        metadata[count++].value = save;
+    }
+    for (int64_t s = 0; s < w->shards && result == XD_OK; s++)
+        result = xdi_weights_start_shard(w, d, metadata, count, s);
+    xd_release(w->ctx, metadata);
     return result;
 }
 
@@ -25103,6 +25662,9 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     w->first = (int64_t *)xd_allocate(w->ctx, ((size_t)d->entry_count + 2) * sizeof *w->first);
     XD_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
     XD_TRY(xdi_weights_split(w, d));
+    XD_TRY(xdi_lock_take(w->ctx, w->lock_path, &w->lock));
+    XD_TRY(xdi_weights_read_older(w));
+    xdi_weights_sweep(w);
     const char *text;
     size_t bytes;
     xdi_weights_write_index(w, d);
@@ -25110,20 +25672,21 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
-    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
-    return XD_OK;
+    return xdi_weights_start_files(w, d);
 }
 
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
-    const size_t length = strlen(directory) + 1;
-    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length);
+    const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
+    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
     w->ctx = ctx;
     w->directory = (char *)(w + 1);
+    w->lock_path = w->directory + length;
     memcpy(w->directory, directory, length);
+    snprintf(w->lock_path, lock, "%s/%s", directory, XDI_WEIGHTS_LOCK);
     w->index = xd_json_writer_create(ctx);
     const xd_result result = xdi_weights_start(w, desc);
     if (result == XD_OK)
@@ -25148,40 +25711,73 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
     return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
-/* Removes a file of the directory. The save does not fail when the file does not exist, or without memory for its path. */
-static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
-    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
-    char *path = xdi_weights_path(w->ctx, w->directory, name);
-    if (path && files->remove) files->remove(files->user, path);
+/* ---- the end ---- */
+
+/* Syncs and closes everything under its temporary name. */
+static xd_result xdi_weights_close_files(xd_weights_writer *w) {
+    const char *text;
+    char *path;
+    size_t bytes;
+    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_safetensors_writer_close(w->writers[s]));
+    if (w->shards == 1) return XD_OK;
+    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
+    XD_TRY(xdi_weights_join(w, XDI_WEIGHTS_INDEX, &path));
+    const xd_result result = xd_publish_create(w->ctx, path, &w->index_file);
     xd_release(w->ctx, path);
+    XD_TRY(result);
+    XD_TRY(xd_publish_write(w->index_file, text, bytes, 0));
+    return xdi_publish_close(w->index_file);
 }
 
-static xd_result xdi_weights_save_index(xd_weights_writer *w) {
-    const char *text;
-    size_t bytes;
-    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    char *path = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
-    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, XDI_WEIGHTS_INDEX);
-    const xd_result result = xd_file_save(w->ctx, path, text, bytes);
-    xd_release(w->ctx, path);
-    return result;
+/* Over a single file, which readers prefer to an index, its removal is the switch. */
+static xd_result xdi_weights_remove_single(xd_weights_writer *w) {
+    const int error = xdi_weights_remove(w, XDI_WEIGHTS_SINGLE);
+    int left = 0;
+    if (error != 0) XD_TRY(xdi_weights_probe(w, XDI_WEIGHTS_SINGLE, &left));
+    w->switched = error == 0 || left == ENOENT; /* a file server may fail after it has done it */
+    XD_REQUIRE(w->ctx, w->switched, XD_ERROR_IO, "%s/%s: remove: %s", w->directory, XDI_WEIGHTS_SINGLE,
+               strerror(error));
+    return XD_OK;
+}
+
+/* Gives the files their names. Each step is on disk before the next: after a loss of power readers find the older model or
+ * the new one. */
+static xd_result xdi_weights_switch(xd_weights_writer *w) {
+    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_safetensors_writer_rename(w->writers[s]));
+    if (w->shards == 1) w->switched = true;
+    XD_TRY(xdi_publish_sync_folder(w->ctx, w->lock_path));
+    if (w->shards == 1) return XD_OK;
+    XD_TRY(xdi_publish_rename(w->index_file));
+    w->switched = !w->over_single;
+    XD_TRY(xdi_publish_sync_folder(w->ctx, w->lock_path));
+    if (!w->over_single) return XD_OK;
+    XD_TRY(xdi_weights_remove_single(w));
+    return xdi_publish_sync_folder(w->ctx, w->lock_path);
+}
+
+/* Before the switch: the older model stays, and what was renamed goes. An index under its final name goes first; one that has
+ * lost its temporary name although the rename failed may be what readers see: then the shards stay for the next save. */
+static void xdi_weights_undo(xd_weights_writer *w) {
+    char name[XDI_WEIGHTS_NAME];
+    if (w->shards == 1 || !w->index_file) return;
+    if (!xdi_publish_is_waiting(w->index_file) &&
+        (!w->over_single || xdi_weights_remove(w, XDI_WEIGHTS_INDEX) != 0))
+        return;
+    for (int64_t s = 0; s < w->shards; s++) {
+        xdi_weights_shard_name(name, s, w->shards, w->save);
+        (void)xdi_weights_remove(w, name);
+    }
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
-    xd_result result = XD_OK;
-    int64_t published = 0;
-    while (published < w->shards && result == XD_OK) {
-        result = xd_safetensors_writer_commit(w->writers[published]);
-        w->writers[published] = NULL;
-        if (result == XD_OK) published++;
-    }
-    if (result == XD_OK && w->shards > 1) result = xdi_weights_save_index(w);
-    char name[XDI_WEIGHTS_NAME];
-    for (int64_t s = 0; s < published && result != XD_OK; s++) {
-        xdi_weights_shard_name(name, s, w->shards);
-        xdi_weights_remove(w, name);
-    }
-    if (result == XD_OK) xdi_weights_remove(w, w->shards > 1 ? XDI_WEIGHTS_SINGLE : XDI_WEIGHTS_INDEX);
+    xd_result result = xdi_weights_close_files(w);
+    if (result == XD_OK) result = xdi_weights_switch(w);
+    if (result != XD_OK && !w->switched) xdi_weights_undo(w);
+    if (result == XD_OK) xdi_weights_remove_older(w);
+    if (w->leftover_error)
+        result =
+            XD_FAIL(w->ctx, XD_ERROR_IO, "%s: the new model is complete, but %s of the older one stays: %s",
+                    w->directory, w->leftover, strerror(w->leftover_error));
     xd_weights_writer_abort(w);
     return result;
 }
@@ -25190,7 +25786,10 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
     if (!w) return;
     if (w->writers)
         for (int64_t s = 0; s < w->shards; s++) xd_safetensors_writer_abort(w->writers[s]);
+    xd_publish_abort(w->index_file);
+    xdi_lock_drop(w->ctx, w->lock_path, &w->lock);
     xd_json_writer_destroy(&w->index);
+    xd_json_destroy(w->ctx, w->older);
     xd_release(w->ctx, w->writers);
     xd_release(w->ctx, w->first);
     xd_release(w->ctx, w);
@@ -34850,6 +35449,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
 
 /* A projection from two tokenizers: every token's bytes are encoded by the other tokenizer. */
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35149,19 +35749,10 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Checked before reading, so that a missing file is not logged as an error. */
-static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file;
-    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
-    files->close(files->user, file);
-    return true;
-}
-
 static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
                                   const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
-    if (xdi_build_is_file(ctx, path)) {
+    if (xdi_file_probe(ctx, path) != ENOENT) { /* a missing file is not logged as an error */
         const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
@@ -35568,7 +36159,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
     int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, xdi_open_error(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
@@ -43674,4 +44265,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 aba8a9e29642c1f0f024f1ee39d14881982baf80ba14cdfb3f194a7414a14211 */
+/* xdistill sha256 3b2a79ed511d0d41c65b1fc057852bbadf7d3f656e3ebb754b1c9a1c240581e9 */

@@ -176,6 +176,7 @@
 #include "base/half.c"
 #include "base/sort.c"
 #include "base/philox.c"
+#include "base/lock.c"
 #include "base/publish.c"
 #include "base/json.c"
 #include "base/crc.c"
@@ -259,6 +260,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/weights_files.c"
+#include "io/weights_writer.c"
 #include "io/gather.c"
 
 #ifndef XDISTILL_NO_TEXT

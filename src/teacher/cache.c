@@ -323,7 +323,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
     int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, xdi_open_error(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));

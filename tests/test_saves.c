@@ -344,10 +344,10 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
     press p;
     press_start(&p);
     const char *directory = new_directory();
-    int mixed = 0, lost = 0, left = 0, status;
+    int mixed = 0, lost = 0, left = 0, changes = 0, last = 1, status;
     CHECK_EQ_INT(save(p.ctx, directory, FOUR, 1), XD_OK);
     for (int i = 0; i < count; i++) {
-        const uint32_t reads = 1 + random_below(40);
+        const uint32_t reads = 1 + random_below(400);
         fflush(stdout);
         random_below(2);
         const pid_t child = fork();
@@ -356,6 +356,8 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
             const int version = version_of(p.ctx, directory);
             mixed += version == -2;
             lost += version == -1;
+            changes += version != last;
+            last = version;
         }
         kill(child, SIGKILL);
         CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
@@ -367,7 +369,9 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
         CHECK_EQ_INT(version_of(p.ctx, directory), 100);
         left += names_in(directory, false) != files_of(kind);
     }
-    printf("%d kills: %d mixed, %d lost, %d with leftovers\n", count, mixed, lost, left);
+    printf("%d kills, %d saves seen: %d mixed, %d lost, %d with leftovers\n", count, changes, mixed, lost,
+           left);
+    CHECK(changes > count);
     CHECK_EQ_INT(mixed, 0);
     CHECK_EQ_INT(lost, 0);
     CHECK_EQ_INT(left, 0);

@@ -139,27 +139,47 @@ static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
     return xd_safetensors_open(m->ctx, path, desc, m->files);
 }
 
+static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
+    char *path = xdi_weights_path(m->ctx, m->directory, name);
+    const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
+    xd_release(m->ctx, path);
+    return error;
+}
+
+/* Looks again when there is neither: between the two looks a save may have replaced one by the other. */
+static bool xdi_weights_is_single(const xd_weights_files *m) {
+    enum { LOOKS = 4 };
+    for (int i = 0; i < LOOKS; i++) {
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE) != ENOENT) return true;
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) != ENOENT) return false;
+    }
+    return false;
+}
+
 static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    m->single = xdi_weights_is_single(m);
+    if (!m->single) return xdi_weights_open_index(m, desc);
     char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
     XD_REQUIRE(m->ctx, single, XD_ERROR_MEMORY, "%s: no room for a path", m->directory);
-    m->single = xdi_file_probe(m->ctx, single) != ENOENT;
-    const xd_result result =
-        m->single ? xdi_weights_open_single(m, single, desc) : xdi_weights_open_index(m, desc);
+    const xd_result result = xdi_weights_open_single(m, single, desc);
     xd_release(m->ctx, single);
     return result;
 }
 
-/* Whether a save has switched the directory to another model since this one was begun to be read. */
-static bool xdi_weights_has_moved(const xd_weights_files *m) {
-    char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
-    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
+/* Whether a save may have switched the directory to another model since this one was begun to be read. No two indices are
+ * equal, because the names of shards are not; a single file may have gone and come again. */
+static bool xdi_weights_has_moved(const xd_weights_files *m, int tries) {
+    enum { AGAIN = 3 };
+    char *text = NULL;
     size_t bytes = 0;
-    bool moved = single && index && (xdi_file_probe(m->ctx, single) != ENOENT) != m->single;
-    if (single && index && !moved && !m->single && xdi_file_probe(m->ctx, index) == 0 &&
-        xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK)
-        moved = xd_crc32c(0, text, bytes) != m->seen;
+    const int single = xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE);
+    if (m->single) return single == ENOENT || (single == 0 && tries < AGAIN);
+    if (single != ENOENT) return true;
+    if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) == ENOENT) return m->seen != 0 || xdi_weights_is_single(m);
+    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+    const bool read = index && xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK;
+    const bool moved = index && (!read || xd_crc32c(0, text, bytes) != m->seen);
     xd_release(m->ctx, text);
-    xd_release(m->ctx, single);
     xd_release(m->ctx, index);
     return moved;
 }
@@ -185,7 +205,7 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
         m->ctx = ctx;
         m->directory = directory;
         result = xdi_weights_open_once(m, desc);
-        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m)) break;
+        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m, i)) break;
     }
     if (result == XD_OK)
         *out = m;

@@ -4172,6 +4172,26 @@ XD_API xd_result xd_publish_commit(xd_publish *file);
 /* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
 
+/* A directory being written under a temporary name beside its own. */
+typedef struct xd_publish_directory xd_publish_directory;
+
+/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
+ * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
+ * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
+ * or a symbolic link; MEMORY; UNSUPPORTED. */
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
+
+/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
+ * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
+ * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
+ * opens several files of a directory by path may meet the older one and the new one.
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
+
+/* Removes the temporary directory and frees the object. NULL is fine. */
+XD_API void xd_publish_directory_abort(xd_publish_directory *directory);
+
 /* >>base/json */
 
 /* JSON (RFC 8259), bounded: any text, even a malicious one, takes at most O(n log n) time and a fixed multiple of its
@@ -6541,6 +6561,11 @@ typedef struct xdi_lock {
 XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
 XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
 
+/* publish.c: opens a file to be read: in its directory, or when that is missing, in the older one that a writer of the directory
+ * put aside. */
+#define XDI_DIRECTORY_OLD ".old-0"
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
+
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 
@@ -8019,10 +8044,36 @@ XD_PRIVATE const char *xdi_open_error(int error) {
     return strerror(error);
 }
 
+/* The same file in the directory that was put aside; false when the file's directory is there, or when there is no room. */
+static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const char *name = strrchr(path, '/');
+    if (!name || name == path) return false;
+    const size_t room = strlen(path) + sizeof XDI_DIRECTORY_OLD;
+    char *old = (char *)xd_allocate(ctx, room);
+    if (!old) return false;
+    memcpy(old, path, (size_t)(name - path));
+    bool found = false;
+    const int folder = files->open(files->user, old, XD_FILE_READ, file);
+    if (folder == 0) files->close(files->user, *file);
+    if (folder == ENOENT) {
+        snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0;
+    }
+    xd_release(ctx, old);
+    return found;
+}
+
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const int error = files->open(files->user, path, XD_FILE_READ, file);
+    return error == ENOENT && xdi_file_open_old(ctx, path, file) ? 0 : error;
+}
+
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;
-    const int error = files->open(files->user, path, XD_FILE_READ, &file);
+    const int error = xdi_file_open_read(ctx, path, &file);
     if (error == 0) files->close(files->user, file);
     return error;
 }
@@ -8032,7 +8083,7 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
     intptr_t file;
     uint64_t size = 0;
-    const int refused = files->open(files->user, path, XD_FILE_READ, &file);
+    const int refused = xdi_file_open_read(ctx, path, &file);
     XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
@@ -8181,6 +8232,206 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
+}
+
+/* >>base/directory.c */
+
+/* A directory that appears under its name when all of its files are there. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { XDI_DIRECTORY_ROOM = 32, XDI_DIRECTORY_TRIES = 1000, XDI_TREE_DEPTH = 16, XDI_TREE_NAME = 1024 };
+
+struct xd_publish_directory {
+    xd_ctx *ctx;
+    char *path, *temporary, *old, *lock_path; /* after the struct in the same allocation */
+    xdi_lock lock;
+    bool made, renamed;
+};
+
+/* ---- removing ---- */
+
+typedef struct xdi_tree {
+    const xd_files *files;
+    char *path;
+    size_t length, room;
+    int depth, error;
+} xdi_tree;
+
+static void xdi_tree_remove(xdi_tree *t);
+
+static void xdi_tree_each(void *argument, const char *name) {
+    xdi_tree *t = (xdi_tree *)argument;
+    const size_t length = t->length, more = strlen(name) + 1;
+    if (length + more >= t->room) {
+        t->error = ENAMETOOLONG;
+        return;
+    }
+    snprintf(t->path + length, t->room - length, "/%s", name);
+    t->length += more;
+    t->depth++;
+    xdi_tree_remove(t);
+    t->depth--;
+    t->length = length;
+    t->path[length] = '\0';
+}
+
+/* Looks into a directory only when remove says that it is one with names in it: never through a symbolic link. */
+static void xdi_tree_remove(xdi_tree *t) {
+    int error = t->files->remove(t->files->user, t->path);
+    if ((error == ENOTEMPTY || error == EEXIST) && t->files->list && t->depth < XDI_TREE_DEPTH) {
+        error = t->files->list(t->files->user, t->path, xdi_tree_each, t);
+        if (error == 0) error = t->files->remove(t->files->user, t->path);
+    }
+    if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
+}
+
+/* Removes a directory with all that is in it; 0 also when there is none. */
+static int xdi_directory_remove(xd_ctx *ctx, const char *path) {
+    xdi_tree t;
+    memset(&t, 0, sizeof t);
+    t.files = &xd_ctx_settings(ctx)->files;
+    if (!t.files->remove) return ENOSYS;
+    t.length = strlen(path);
+    t.room = t.length + XDI_TREE_DEPTH * XDI_TREE_NAME;
+    t.path = (char *)xd_allocate(ctx, t.room);
+    if (!t.path) return ENOMEM;
+    memcpy(t.path, path, t.length);
+    xdi_tree_remove(&t);
+    xd_release(ctx, t.path);
+    return t.error;
+}
+
+/* ---- writing ---- */
+
+static int xdi_directory_rename(const xd_publish_directory *d, const char *from, const char *to) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    return files->rename(files->user, from, to);
+}
+
+/* What an earlier writer left: its old directory is the one to have when it died between two renames. */
+static xd_result xdi_directory_recover(xd_publish_directory *d) {
+    const bool there = xdi_file_probe(d->ctx, d->path) == EISDIR;
+    int error = 0;
+    if (xdi_file_probe(d->ctx, d->old) == EISDIR)
+        error = there ? xdi_directory_remove(d->ctx, d->old) : xdi_directory_rename(d, d->old, d->path);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: %s: %s", d->old, there ? "remove" : "rename",
+               strerror(error));
+    return XD_OK;
+}
+
+/* Makes the temporary directory; without a lock, those of others stay. */
+static xd_result xdi_directory_make(xd_publish_directory *d) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    int error = EISDIR;
+    for (int i = 0; i < XDI_DIRECTORY_TRIES && error == EISDIR; i++) {
+        snprintf(d->temporary + strlen(d->path), XDI_DIRECTORY_ROOM, ".tmp-%d", i);
+        if (d->lock.taken) (void)xdi_directory_remove(d->ctx, d->temporary);
+        error = xdi_file_probe(d->ctx, d->temporary);
+    }
+    XD_REQUIRE(d->ctx, error == ENOENT, XD_ERROR_IO, "%s: make: %s", d->temporary, strerror(error));
+    error = files->make_directory(files->user, d->temporary);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: make: %s", d->temporary, strerror(error));
+    d->made = true;
+    return XD_OK;
+}
+
+static xd_result xdi_directory_start(xd_publish_directory *d) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    XD_REQUIRE(d->ctx, files->make_directory && files->rename, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no %s", d->path,
+               files->rename ? "make_directory" : "rename");
+    int error = files->replaceable ? files->replaceable(files->user, d->path) : EISDIR;
+    if (error == 0 && xdi_file_probe(d->ctx, d->path) != ENOENT) error = ENOTDIR;
+    XD_REQUIRE(d->ctx, error == 0 || error == EISDIR, XD_ERROR_IO, "%s: replace: %s", d->path,
+               xdi_open_error(error));
+    XD_TRY(xdi_lock_take(d->ctx, d->lock_path, &d->lock));
+    XD_TRY(xdi_directory_recover(d));
+    return xdi_directory_make(d);
+}
+
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    const size_t room = length + XDI_DIRECTORY_ROOM;
+    XD_REQUIRE(ctx, length > 0 && strcmp(path, "/") != 0 && strcmp(path, ".") != 0, XD_ERROR_ARGUMENT,
+               "\"%s\" is no directory that could be replaced", path);
+    xd_publish_directory *d = (xd_publish_directory *)xd_allocate(ctx, sizeof *d + 4 * room);
+    XD_REQUIRE(ctx, d, XD_ERROR_MEMORY, "%s: no room for a directory object", path);
+    d->ctx = ctx;
+    d->path = (char *)(d + 1);
+    d->temporary = d->path + room;
+    d->old = d->temporary + room;
+    d->lock_path = d->old + room;
+    memcpy(d->path, path, length);
+    memcpy(d->temporary, path, length);
+    memcpy(d->old, path, length);
+    strcpy(d->old + length, XDI_DIRECTORY_OLD);
+    memcpy(d->lock_path, path, length);
+    strcpy(d->lock_path + length, ".lock");
+    const xd_result result = xdi_directory_start(d);
+    if (result == XD_OK)
+        *out = d;
+    else
+        xd_publish_directory_abort(d);
+    return result;
+}
+
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *d) {
+    return d->temporary;
+}
+
+/* Where names cannot be exchanged: the older directory goes aside first, and openers look for it there. */
+static xd_result xdi_directory_put_aside(xd_publish_directory *d) {
+    int error = xdi_directory_rename(d, d->path, d->old);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: rename to %s: %s", d->path, d->old, strerror(error));
+    xd_result result = xdi_publish_sync_folder(d->ctx, d->path);
+    error = result == XD_OK ? xdi_directory_rename(d, d->temporary, d->path) : 0;
+    if (error != 0)
+        result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: rename to %s: %s", d->temporary, d->path, strerror(error));
+    if (result != XD_OK)
+        (void)xdi_directory_rename(d, d->old, d->path);
+    else
+        d->renamed = true;
+    return result;
+}
+
+static xd_result xdi_directory_switch(xd_publish_directory *d, const char **older) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    int error = files->sync_directory ? files->sync_directory(files->user, d->temporary) : 0;
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", d->temporary, strerror(error));
+    if (xdi_file_probe(d->ctx, d->path) == ENOENT) {
+        error = xdi_directory_rename(d, d->temporary, d->path);
+        XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", d->path, strerror(error));
+        d->renamed = true;
+    } else if (files->exchange && files->exchange(files->user, d->temporary, d->path) == 0) {
+        d->renamed = true;
+        *older = d->temporary;
+    } else {
+        XD_TRY(xdi_directory_put_aside(d));
+        *older = d->old;
+    }
+    return xdi_publish_sync_folder(d->ctx, d->path);
+}
+
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    const char *older = NULL;
+    xd_result result = xdi_directory_switch(d, &older);
+    const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;
+    if (error != 0)
+        result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: the new directory is complete, but %s stays: %s", d->path,
+                         older, strerror(error));
+    xd_publish_directory_abort(d);
+    return result;
+}
+
+XD_API void xd_publish_directory_abort(xd_publish_directory *d) {
+    if (!d) return;
+    if (d->made && !d->renamed) (void)xdi_directory_remove(d->ctx, d->temporary);
+    xdi_lock_drop(d->ctx, d->lock_path, &d->lock);
+    xd_release(d->ctx, d);
 }
 
 /* >>base/json.c */
@@ -24674,7 +24925,7 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
-    int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
+    int error = xdi_file_open_read(f->ctx, f->path, &f->file);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
@@ -25289,27 +25540,47 @@ static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
     return xd_safetensors_open(m->ctx, path, desc, m->files);
 }
 
+static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
+    char *path = xdi_weights_path(m->ctx, m->directory, name);
+    const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
+    xd_release(m->ctx, path);
+    return error;
+}
+
+/* Looks again when there is neither: between the two looks a save may have replaced one by the other. */
+static bool xdi_weights_is_single(const xd_weights_files *m) {
+    enum { LOOKS = 4 };
+    for (int i = 0; i < LOOKS; i++) {
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE) != ENOENT) return true;
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) != ENOENT) return false;
+    }
+    return false;
+}
+
 static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    m->single = xdi_weights_is_single(m);
+    if (!m->single) return xdi_weights_open_index(m, desc);
     char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
     XD_REQUIRE(m->ctx, single, XD_ERROR_MEMORY, "%s: no room for a path", m->directory);
-    m->single = xdi_file_probe(m->ctx, single) != ENOENT;
-    const xd_result result =
-        m->single ? xdi_weights_open_single(m, single, desc) : xdi_weights_open_index(m, desc);
+    const xd_result result = xdi_weights_open_single(m, single, desc);
     xd_release(m->ctx, single);
     return result;
 }
 
-/* Whether a save has switched the directory to another model since this one was begun to be read. */
-static bool xdi_weights_has_moved(const xd_weights_files *m) {
-    char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
-    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
+/* Whether a save may have switched the directory to another model since this one was begun to be read. No two indices are
+ * equal, because the names of shards are not; a single file may have gone and come again. */
+static bool xdi_weights_has_moved(const xd_weights_files *m, int tries) {
+    enum { AGAIN = 3 };
+    char *text = NULL;
     size_t bytes = 0;
-    bool moved = single && index && (xdi_file_probe(m->ctx, single) != ENOENT) != m->single;
-    if (single && index && !moved && !m->single && xdi_file_probe(m->ctx, index) == 0 &&
-        xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK)
-        moved = xd_crc32c(0, text, bytes) != m->seen;
+    const int single = xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE);
+    if (m->single) return single == ENOENT || (single == 0 && tries < AGAIN);
+    if (single != ENOENT) return true;
+    if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) == ENOENT) return m->seen != 0 || xdi_weights_is_single(m);
+    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+    const bool read = index && xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK;
+    const bool moved = index && (!read || xd_crc32c(0, text, bytes) != m->seen);
     xd_release(m->ctx, text);
-    xd_release(m->ctx, single);
     xd_release(m->ctx, index);
     return moved;
 }
@@ -25335,7 +25606,7 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
         m->ctx = ctx;
         m->directory = directory;
         result = xdi_weights_open_once(m, desc);
-        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m)) break;
+        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m, i)) break;
     }
     if (result == XD_OK)
         *out = m;
@@ -25467,7 +25738,8 @@ static xd_result xdi_weights_read_single(xd_weights_writer *w, const char *path)
     const xd_result result = xd_safetensors_open(w->ctx, path, &desc, &file);
     if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
     const char *save = xd_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
-    if (save) w->save = strtoull(save, NULL, 10);
+    const uint64_t number = save ? strtoull(save, NULL, 10) : 0;
+    if (number > w->save) w->save = number;
     xd_safetensors_close(file);
     return XD_OK;
 }
@@ -25500,9 +25772,27 @@ static xd_result xdi_weights_read_one(xd_weights_writer *w, const char *name, bo
     return result;
 }
 
+/* A directory that is written to replace another goes on with that one's numbers: a reader in between may open files of both. */
+static void xdi_weights_read_replaced(xd_weights_writer *w) {
+    char *end = strstr(w->directory, ".tmp-"), *single, *index;
+    for (char *next = end; next; next = strstr(next + 1, ".tmp-")) end = next;
+    if (!end || end[5] == '\0' || end[5 + strspn(end + 5, "0123456789")] != '\0') return;
+    *end = '\0';
+    single = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_SINGLE);
+    index = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    *end = '.';
+    if (single && xdi_file_probe(w->ctx, single) == 0) (void)xdi_weights_read_single(w, single);
+    if (index && xdi_file_probe(w->ctx, index) == 0) (void)xdi_weights_read_index(w, index);
+    xd_json_destroy(w->ctx, w->older); /* these files are not this writer's to remove */
+    w->older = NULL;
+    xd_release(w->ctx, single);
+    xd_release(w->ctx, index);
+}
+
 static xd_result xdi_weights_read_older(xd_weights_writer *w) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     bool has_index;
+    xdi_weights_read_replaced(w);
     XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_SINGLE, &w->over_single, xdi_weights_read_single));
     XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_INDEX, &has_index, xdi_weights_read_index));
     XD_REQUIRE(w->ctx, w->shards == 1 || !w->over_single || files->remove, XD_ERROR_UNSUPPORTED,
@@ -36158,7 +36448,7 @@ static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_tea
 static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin *expected) {
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
-    int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
+    int error = xdi_file_open_read(c->ctx, c->path, &c->handle);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, xdi_open_error(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
@@ -44265,4 +44555,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3b2a79ed511d0d41c65b1fc057852bbadf7d3f656e3ebb754b1c9a1c240581e9 */
+/* xdistill sha256 faf117d3b548cdbcc1264caaa157c667d225e63a52ea35597174c44071ce68c8 */

@@ -178,6 +178,7 @@
 #include "base/philox.c"
 #include "base/lock.c"
 #include "base/publish.c"
+#include "base/directory.c"
 #include "base/json.c"
 #include "base/crc.c"
 

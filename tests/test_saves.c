@@ -24,7 +24,7 @@ typedef struct press {
     xd_files real;
     long calls, at; /* what happens, happens at call `at`; -1: nothing does */
     bool kills;     /* instead of failing */
-    bool no_locks;
+    bool no_locks, no_exchange;
     call failed;
     int warnings;
     char last_warning[200];
@@ -102,6 +102,17 @@ static int press_list(void *user, const char *directory, void (*each)(void *argu
     return press_call(p, CALL_OTHER) ? EIO : p->real.list(NULL, directory, each, argument);
 }
 
+static int press_exchange(void *user, const char *one, const char *other) {
+    press *p = (press *)user;
+    if (p->no_exchange) return ENOSYS;
+    return press_call(p, CALL_RENAME) ? EIO : p->real.exchange(NULL, one, other);
+}
+
+static int press_make_directory(void *user, const char *path) {
+    press *p = (press *)user;
+    return press_call(p, CALL_OTHER) ? EIO : p->real.make_directory(NULL, path);
+}
+
 static int press_replaceable(void *user, const char *path) {
     press *p = (press *)user;
     return press_call(p, CALL_OTHER) ? EIO : p->real.replaceable(NULL, path);
@@ -137,6 +148,8 @@ static void press_start(press *p) {
     desc.files.sync_directory = press_sync_directory;
     desc.files.lock = press_lock;
     desc.files.list = press_list;
+    desc.files.exchange = press_exchange;
+    desc.files.make_directory = press_make_directory;
     desc.files.replaceable = press_replaceable;
     desc.files.user = p;
     CHECK_EQ_INT(xd_ctx_create(&desc, &p->ctx), XD_OK);
@@ -375,6 +388,111 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
     CHECK_EQ_INT(mixed, 0);
     CHECK_EQ_INT(lost, 0);
     CHECK_EQ_INT(left, 0);
+    end_directory(directory);
+    xd_ctx_destroy(p.ctx);
+}
+
+/* ---- directories ---- */
+
+/* A directory of a model and one more file, as one. */
+static xd_result save_student(xd_ctx *ctx, const char *path, int version) {
+    xd_publish_directory *d = NULL;
+    char name[400];
+    const char byte = (char)version;
+    xd_result result = xd_publish_directory_create(ctx, path, &d);
+    if (result != XD_OK) return result;
+    snprintf(name, sizeof name, "%s/config", xd_publish_directory_path(d));
+    result = xd_file_save(ctx, name, &byte, 1);
+    if (result == XD_OK) result = save(ctx, xd_publish_directory_path(d), TWO, version);
+    if (result == XD_OK) return xd_publish_directory_commit(d);
+    xd_publish_directory_abort(d);
+    return result;
+}
+
+/* The version of all files of the directory, as version_of. */
+static int student_of(xd_ctx *ctx, const char *path) {
+    char name[400], *text = NULL;
+    size_t bytes = 0;
+    snprintf(name, sizeof name, "%s/config", path);
+    if (xd_file_load(ctx, name, 0, &text, &bytes) != XD_OK) return -1;
+    const int config = bytes == 1 ? text[0] : -1;
+    xd_release(ctx, text);
+    const int version = version_of(ctx, path);
+    return version == config ? version : -2;
+}
+
+static void clear_student(press *p, const char *directory, const char *path) {
+    p->at = -1;
+    names_in(path, true);
+    CHECK(rmdir(path) == 0);
+    CHECK_EQ_INT(names_in(directory, false), 0);
+}
+
+/* As a process that is killed at its call n, or as one of which this call fails. */
+static bool press_student(press *p, const char *path, long n, bool kills) {
+    int status = 0;
+    p->calls = 0;
+    p->kills = kills;
+    p->at = n;
+    fflush(stdout);
+    const pid_t child = kills ? fork() : -1;
+    if (child == 0) _exit(save_student(p->ctx, path, 2) == XD_OK ? 0 : 1);
+    if (kills) {
+        CHECK(waitpid(child, &status, 0) == child && (WIFSIGNALED(status) || status == 0));
+    } else {
+        (void)save_student(p->ctx, path, 2);
+    }
+    p->at = -1;
+    return kills ? WIFSIGNALED(status) : p->calls > n;
+}
+
+XD_TEST(a_directory_is_the_older_one_or_the_new_one_whatever_call_is_the_last_or_fails) {
+    press p;
+    press_start(&p);
+    char directory[40], path[60];
+    strcpy(directory, new_directory());
+    snprintf(path, sizeof path, "%s/student", directory);
+    for (int way = 0; way < 4; way++) { /* killed or failing, with an exchange of names or without */
+        int seen[4] = { 0, 0, 0, 0 };
+        long n = 0;
+        p.no_exchange = way >= 2;
+        for (bool met = true; met && n < 1000; n++) {
+            CHECK_EQ_INT(save_student(p.ctx, path, 1), XD_OK);
+            met = press_student(&p, path, n, way % 2 == 0);
+            const int version = student_of(p.ctx, path);
+            CHECK(version == 1 || version == 2);
+            CHECK(met || version == 2);
+            if (version > 0) seen[version]++;
+            CHECK_EQ_INT(save_student(p.ctx, path, 3), XD_OK);
+            CHECK_EQ_INT(student_of(p.ctx, path), 3);
+            CHECK_EQ_INT(names_in(path, false), 1 + files_of(TWO));
+            clear_student(&p, directory, path);
+        }
+        CHECK(n > 60 && seen[1] > 40 && seen[2] > 3);
+    }
+    end_directory(directory);
+    xd_ctx_destroy(p.ctx);
+}
+
+XD_TEST(one_writer_of_a_directory_at_a_time_and_nothing_else_is_replaced) {
+    press p;
+    press_start(&p);
+    char directory[40], path[60], again[64];
+    xd_publish_directory *d = NULL, *other = NULL;
+    strcpy(directory, new_directory());
+    snprintf(path, sizeof path, "%s/student", directory);
+    snprintf(again, sizeof again, "%s/", path);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, again, &other), XD_ERROR_STATE);
+    xd_publish_directory_abort(d);
+    CHECK_EQ_INT(names_in(directory, false), 0);
+    CHECK_EQ_INT(xd_file_save(p.ctx, path, "file", 4), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK(strstr(xd_last_error(p.ctx)->message, path) != NULL);
+    CHECK(remove(path) == 0 && symlink(directory, path) == 0);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK_EQ_INT(names_in(directory, false), 1);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, "/", &d), XD_ERROR_ARGUMENT);
     end_directory(directory);
     xd_ctx_destroy(p.ctx);
 }

@@ -40,6 +40,11 @@ typedef struct xdi_lock {
 XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
 XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
 
+/* publish.c: opens a file to be read: in its directory, or when that is missing, in the older one that a writer of the directory
+ * put aside. */
+#define XDI_DIRECTORY_OLD ".old-0"
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
+
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 

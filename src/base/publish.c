@@ -26,10 +26,36 @@ XD_PRIVATE const char *xdi_open_error(int error) {
     return strerror(error);
 }
 
+/* The same file in the directory that was put aside; false when the file's directory is there, or when there is no room. */
+static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const char *name = strrchr(path, '/');
+    if (!name || name == path) return false;
+    const size_t room = strlen(path) + sizeof XDI_DIRECTORY_OLD;
+    char *old = (char *)xd_allocate(ctx, room);
+    if (!old) return false;
+    memcpy(old, path, (size_t)(name - path));
+    bool found = false;
+    const int folder = files->open(files->user, old, XD_FILE_READ, file);
+    if (folder == 0) files->close(files->user, *file);
+    if (folder == ENOENT) {
+        snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0;
+    }
+    xd_release(ctx, old);
+    return found;
+}
+
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const int error = files->open(files->user, path, XD_FILE_READ, file);
+    return error == ENOENT && xdi_file_open_old(ctx, path, file) ? 0 : error;
+}
+
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     intptr_t file;
-    const int error = files->open(files->user, path, XD_FILE_READ, &file);
+    const int error = xdi_file_open_read(ctx, path, &file);
     if (error == 0) files->close(files->user, file);
     return error;
 }
@@ -39,7 +65,7 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
     intptr_t file;
     uint64_t size = 0;
-    const int refused = files->open(files->user, path, XD_FILE_READ, &file);
+    const int refused = xdi_file_open_read(ctx, path, &file);
     XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;

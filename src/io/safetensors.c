@@ -250,7 +250,7 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
-    int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
+    int error = xdi_file_open_read(f->ctx, f->path, &f->file);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);

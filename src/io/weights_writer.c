@@ -99,7 +99,8 @@ static xd_result xdi_weights_read_single(xd_weights_writer *w, const char *path)
     const xd_result result = xd_safetensors_open(w->ctx, path, &desc, &file);
     if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
     const char *save = xd_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
-    if (save) w->save = strtoull(save, NULL, 10);
+    const uint64_t number = save ? strtoull(save, NULL, 10) : 0;
+    if (number > w->save) w->save = number;
     xd_safetensors_close(file);
     return XD_OK;
 }
@@ -132,9 +133,27 @@ static xd_result xdi_weights_read_one(xd_weights_writer *w, const char *name, bo
     return result;
 }
 
+/* A directory that is written to replace another goes on with that one's numbers: a reader in between may open files of both. */
+static void xdi_weights_read_replaced(xd_weights_writer *w) {
+    char *end = strstr(w->directory, ".tmp-"), *single, *index;
+    for (char *next = end; next; next = strstr(next + 1, ".tmp-")) end = next;
+    if (!end || end[5] == '\0' || end[5 + strspn(end + 5, "0123456789")] != '\0') return;
+    *end = '\0';
+    single = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_SINGLE);
+    index = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    *end = '.';
+    if (single && xdi_file_probe(w->ctx, single) == 0) (void)xdi_weights_read_single(w, single);
+    if (index && xdi_file_probe(w->ctx, index) == 0) (void)xdi_weights_read_index(w, index);
+    xd_json_destroy(w->ctx, w->older); /* these files are not this writer's to remove */
+    w->older = NULL;
+    xd_release(w->ctx, single);
+    xd_release(w->ctx, index);
+}
+
 static xd_result xdi_weights_read_older(xd_weights_writer *w) {
     const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     bool has_index;
+    xdi_weights_read_replaced(w);
     XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_SINGLE, &w->over_single, xdi_weights_read_single));
     XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_INDEX, &has_index, xdi_weights_read_index));
     XD_REQUIRE(w->ctx, w->shards == 1 || !w->over_single || files->remove, XD_ERROR_UNSUPPORTED,

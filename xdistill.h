@@ -345,7 +345,10 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address); /* private, read-only */
+    /* Private, read-only. A process that truncates a file while another has it mapped ends that one by SIGBUS: writers of this
+     * library never do, they replace files. Who cannot exclude it opens safetensors with XD_SAFETENSORS_STREAM, and all else
+     * with a map that returns ENOTSUP, so that files are read into memory. */
+    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);
@@ -3501,8 +3504,8 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const cha
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used:
- * the process gets SIGBUS if another one truncates the file while it is mapped. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used: see
+ * map in xd_files about a file that is truncated meanwhile. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
@@ -3566,11 +3569,14 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 /* >>io/weights_files */
 
-/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json, the index, which maps tensors to files. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or shards with model.safetensors.index.json, the index,
+ * which maps tensors to files. Shards are read under any name, and written as model-00001-of-0000N-save-S.safetensors, where S is
+ * one more than the last save of shards in this directory had; a single file keeps the number in its metadata, as
+ * "xdistill.save". So no save writes over a file of the last one, and the same saves give the same bytes. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files. When a save
+ * replaces them meanwhile it begins again, so it never returns a mixture.
  *
  *   desc   for every file; NULL -> defaults
  *
@@ -3605,8 +3611,9 @@ typedef struct xd_weights_writer_desc {
 /* A model directory being written. */
 typedef struct xd_weights_writer xd_weights_writer;
 
-/* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_writer_create. */
+/* Plans the files of a model and starts them under temporary names in an existing directory, and removes those of saves that
+ * were killed. The desc is read during the call only. One save of a directory at a time: model.safetensors.lock is there until
+ * it ends. Local. Errors: as xd_safetensors_writer_create; STATE while another save of any process is in the directory. */
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
@@ -3615,11 +3622,13 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
- * would contradict them; frees the writer, whatever the result.
- * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
- * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
- * again. */
+/* Makes the new model the one that readers find, in one step, and frees the writer, whatever the result. All files are synced and
+ * closed under temporary names before. Then the step is the rename of the index over an older one, the removal of an
+ * older model.safetensors, which readers prefer to an index, or the rename of the new model.safetensors. Last it removes what the
+ * older save left: its files, shards that no index names, temporary files of dead writers.
+ * Errors: as xd_safetensors_writer_commit. Before the step the older model is untouched and the new files are removed. After it
+ * the new model is in place: an error then says that the directory could not be synced, so that after a loss of power it may
+ * be the older model that is found, whole; or which older file could not be removed. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Discards the files: nothing is left behind. NULL is fine. */
@@ -3650,7 +3659,7 @@ typedef struct xd_weights_gather_desc {
  * holds the whole model. Partial tensors are reduced.
  *
  * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
- * cannot write, every rank returns an error, and nothing is left behind. */
+ * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
@@ -4141,7 +4150,12 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 /* >>base/publish */
 
 /* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
- * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid.
+ *
+ * This holds for every writer of the library. A path that is no regular file is refused, and so is a symbolic link, which the
+ * rename would replace while its target stays as it was. A writer holds a lock on its temporary file; the next writer of the
+ * same path removes those that nobody holds, whose writers have died. Where the file system has no locks they stay, and the
+ * context warns once. A process that forks while it writes gives its child the locks too. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -44555,4 +44569,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 faf117d3b548cdbcc1264caaa157c667d225e63a52ea35597174c44071ce68c8 */
+/* xdistill sha256 9b5b0e4c87cb4816e9515520b8345aa83dcc82a7a7faf13a3f3755fcdb886cfb */

@@ -235,7 +235,6 @@ static xd_json_writer demo_json_open(xd_ctx *ctx) {
 static xd_result demo_copy(xd_ctx *ctx, const char *from, const char *to) {
     char *data = NULL;
     size_t bytes = 0;
-    if (strcmp(from, to) == 0) return XD_OK;
     XD_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
     const xd_result result = xd_file_save(ctx, to, data, bytes);
     xd_release(ctx, data);

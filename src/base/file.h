@@ -39,7 +39,10 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address); /* private, read-only */
+    /* Private, read-only. A process that truncates a file while another has it mapped ends that one by SIGBUS: writers of this
+     * library never do, they replace files. Who cannot exclude it opens safetensors with XD_SAFETENSORS_STREAM, and all else
+     * with a map that returns ENOTSUP, so that files are read into memory. */
+    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);

@@ -4,7 +4,12 @@
 #include "base/context.h"
 
 /* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
- * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid.
+ *
+ * This holds for every writer of the library. A path that is no regular file is refused, and so is a symbolic link, which the
+ * rename would replace while its target stays as it was. A writer holds a lock on its temporary file; the next writer of the
+ * same path removes those that nobody holds, whose writers have died. Where the file system has no locks they stay, and the
+ * context warns once. A process that forks while it writes gives its child the locks too. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB

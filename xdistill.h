@@ -8058,7 +8058,7 @@ XD_PRIVATE const char *xdi_open_error(int error) {
     return strerror(error);
 }
 
-/* The same file in the directory that was put aside; false when the file's directory is there, or when there is no room. */
+/* The same file in the directory that was put aside; false when neither directory has it. */
 static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const char *name = strrchr(path, '/');
@@ -8072,7 +8072,8 @@ static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
     if (folder == 0) files->close(files->user, *file);
     if (folder == ENOENT) {
         snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
-        found = files->open(files->user, old, XD_FILE_READ, file) == 0;
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0 ||
+                files->open(files->user, path, XD_FILE_READ, file) == 0; /* the new one has come meanwhile */
     }
     xd_release(ctx, old);
     return found;
@@ -44569,4 +44570,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9b5b0e4c87cb4816e9515520b8345aa83dcc82a7a7faf13a3f3755fcdb886cfb */
+/* xdistill sha256 cc642452fa454e0188524b2b50bd2fe1ba1f18f596cae3654d2910bd0da64ef3 */

@@ -1,6 +1,8 @@
 /* What lies under a path and is no regular file: every opener and writer says so at once, names it and leaves it there. */
 
-#define _GNU_SOURCE
+#if !defined(_GNU_SOURCE)
+#    define _GNU_SOURCE /* mkdtemp, kill, symlink */
+#endif
 
 #include "xdistill.h"
 #include "tokenizer_make.h"

@@ -3,7 +3,9 @@
  *
  * XD_TEST_KILLS is the number of kills at random; without it a sample. */
 
-#define _GNU_SOURCE
+#if !defined(_GNU_SOURCE)
+#    define _GNU_SOURCE /* mkdtemp, kill, symlink */
+#endif
 
 #include "xdistill.h"
 #include "xd_test.h"
@@ -493,6 +495,39 @@ XD_TEST(one_writer_of_a_directory_at_a_time_and_nothing_else_is_replaced) {
     CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
     CHECK_EQ_INT(names_in(directory, false), 1);
     CHECK_EQ_INT(xd_publish_directory_create(p.ctx, "/", &d), XD_ERROR_ARGUMENT);
+    end_directory(directory);
+    xd_ctx_destroy(p.ctx);
+}
+
+XD_TEST(readers_see_one_model_while_directories_take_its_place) {
+    press p;
+    press_start(&p);
+    char directory[40], path[60];
+    int mixed = 0, lost = 0, changes = 0, last = 1, status;
+    strcpy(directory, new_directory());
+    snprintf(path, sizeof path, "%s/student", directory);
+    CHECK_EQ_INT(save_student(p.ctx, path, 1), XD_OK);
+    for (int i = 0; i < 10; i++) {
+        fflush(stdout);
+        p.no_exchange = i % 2 != 0;
+        const pid_t child = fork();
+        for (int version = 1; child == 0; version = version % 99 + 1)
+            if (save_student(p.ctx, path, version) != XD_OK) _exit(1);
+        for (int r = 0; r < 400; r++) {
+            const int version = version_of(p.ctx, path);
+            mixed += version == -2;
+            lost += version == -1;
+            changes += version != last;
+            last = version;
+        }
+        kill(child, SIGKILL);
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    }
+    printf("%d directories seen: %d mixed, %d lost\n", changes, mixed, lost);
+    CHECK_EQ_INT(mixed, 0);
+    CHECK_EQ_INT(lost, 0);
+    CHECK_EQ_INT(save_student(p.ctx, path, 2), XD_OK);
+    clear_student(&p, directory, path);
     end_directory(directory);
     xd_ctx_destroy(p.ctx);
 }

@@ -26,7 +26,7 @@ XD_PRIVATE const char *xdi_open_error(int error) {
     return strerror(error);
 }
 
-/* The same file in the directory that was put aside; false when the file's directory is there, or when there is no room. */
+/* The same file in the directory that was put aside; false when neither directory has it. */
 static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const char *name = strrchr(path, '/');
@@ -40,7 +40,8 @@ static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
     if (folder == 0) files->close(files->user, *file);
     if (folder == ENOENT) {
         snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
-        found = files->open(files->user, old, XD_FILE_READ, file) == 0;
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0 ||
+                files->open(files->user, path, XD_FILE_READ, file) == 0; /* the new one has come meanwhile */
     }
     xd_release(ctx, old);
     return found;

@@ -499,6 +499,11 @@ XD_TEST(one_writer_of_a_directory_at_a_time_and_nothing_else_is_replaced) {
     xd_ctx_destroy(p.ctx);
 }
 
+static void save_students_for_ever(press *p, const char *path) {
+    for (int version = 1;; version = version % 99 + 1)
+        if (save_student(p->ctx, path, version) != XD_OK) _exit(1);
+}
+
 XD_TEST(readers_see_one_model_while_directories_take_its_place) {
     press p;
     press_start(&p);
@@ -511,8 +516,7 @@ XD_TEST(readers_see_one_model_while_directories_take_its_place) {
         fflush(stdout);
         p.no_exchange = i % 2 != 0;
         const pid_t child = fork();
-        for (int version = 1; child == 0; version = version % 99 + 1)
-            if (save_student(p.ctx, path, version) != XD_OK) _exit(1);
+        if (child == 0) save_students_for_ever(&p, path);
         for (int r = 0; r < 400; r++) {
             const int version = version_of(p.ctx, path);
             mixed += version == -2;

@@ -73,8 +73,10 @@ XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *s
 static int xdi_lock_try(xd_ctx *ctx, xdi_lock *lock, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     int error = files->open(files->user, path, XD_FILE_NEW, &lock->file);
-    if (error == EEXIST) error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
-    if (error == ENOENT) return ESTALE;
+    if (error == EEXIST) {
+        error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
+        if (error == ENOENT) return ESTALE;
+    }
     if (error != 0) return error;
     error = files->lock(files->user, path, lock->file, &lock->held);
     if (error == 0)
@@ -95,7 +97,7 @@ XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock
     int error = ESTALE;
     for (int i = 0; i < TRIES && error == ESTALE; i++) error = xdi_lock_try(ctx, lock, path);
     XD_REQUIRE(ctx, error != EWOULDBLOCK, XD_ERROR_STATE, "%s: another writer holds this lock", path);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(error));
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
     return XD_OK;
 }
 

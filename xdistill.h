@@ -6583,7 +6583,7 @@ XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file)
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 
-/* publish.c: what a file that could not be opened was. */
+/* file.c: why a file could not be opened. */
 XD_PRIVATE const char *xdi_open_error(int error);
 
 /* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;
@@ -7116,6 +7116,12 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->list) files->list = xdi_file_list;
     if (!files->exchange) files->exchange = xdi_file_exchange;
     if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+}
+
+XD_PRIVATE const char *xdi_open_error(int error) {
+    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
+    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
+    return strerror(error);
 }
 
 /* >>base/parallel.c */
@@ -7996,8 +8002,10 @@ XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *s
 static int xdi_lock_try(xd_ctx *ctx, xdi_lock *lock, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     int error = files->open(files->user, path, XD_FILE_NEW, &lock->file);
-    if (error == EEXIST) error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
-    if (error == ENOENT) return ESTALE;
+    if (error == EEXIST) {
+        error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
+        if (error == ENOENT) return ESTALE;
+    }
     if (error != 0) return error;
     error = files->lock(files->user, path, lock->file, &lock->held);
     if (error == 0)
@@ -8018,7 +8026,7 @@ XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock
     int error = ESTALE;
     for (int i = 0; i < TRIES && error == ESTALE; i++) error = xdi_lock_try(ctx, lock, path);
     XD_REQUIRE(ctx, error != EWOULDBLOCK, XD_ERROR_STATE, "%s: another writer holds this lock", path);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(error));
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
     return XD_OK;
 }
 
@@ -8051,12 +8059,6 @@ struct xd_publish {
 #define XDI_PUBLISH_SUFFIX ".tmp-"
 
 enum { XDI_PUBLISH_ROOM = 24, XDI_PUBLISH_TRIES = 1000000 };
-
-XD_PRIVATE const char *xdi_open_error(int error) {
-    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
-    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
-    return strerror(error);
-}
 
 /* The same file in the directory that was put aside; false when neither directory has it. */
 static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
@@ -44570,4 +44572,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 cc642452fa454e0188524b2b50bd2fe1ba1f18f596cae3654d2910bd0da64ef3 */
+/* xdistill sha256 ce979721ede8f7a82ba9b1767da5b3c5562bb720bcf491a2342bb2a89faa40d8 */

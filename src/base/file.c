@@ -245,3 +245,9 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->exchange) files->exchange = xdi_file_exchange;
     if (!files->replaceable) files->replaceable = xdi_file_replaceable;
 }
+
+XD_PRIVATE const char *xdi_open_error(int error) {
+    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
+    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
+    return strerror(error);
+}

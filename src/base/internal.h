@@ -48,7 +48,7 @@ XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file)
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 
-/* publish.c: what a file that could not be opened was. */
+/* file.c: why a file could not be opened. */
 XD_PRIVATE const char *xdi_open_error(int error);
 
 /* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;

@@ -20,12 +20,6 @@ struct xd_publish {
 
 enum { XDI_PUBLISH_ROOM = 24, XDI_PUBLISH_TRIES = 1000000 };
 
-XD_PRIVATE const char *xdi_open_error(int error) {
-    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
-    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
-    return strerror(error);
-}
-
 /* The same file in the directory that was put aside; false when neither directory has it. */
 static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;

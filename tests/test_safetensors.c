@@ -668,7 +668,8 @@ static xd_result save_and_load(bench *b) {
     xd_safetensors *file = NULL;
     memset(&desc, 0, sizeof desc);
     desc.mode = XD_SAFETENSORS_STREAM;
-    result = xd_safetensors_open(b->ctx, bench_path(b, "model-00002-of-00003.safetensors"), &desc, &file);
+    result =
+        xd_safetensors_open(b->ctx, bench_path(b, "model-00002-of-00003-save-1.safetensors"), &desc, &file);
     if (result != XD_OK) return result;
     const int64_t offset[3] = { 0, 1, 1 }, size[3] = { 3, 2, 2 };
     int32_t box[12];

@@ -235,21 +235,15 @@ static xd_json_writer demo_json_open(xd_ctx *ctx) {
 static xd_result demo_copy(xd_ctx *ctx, const char *from, const char *to) {
     char *data = NULL;
     size_t bytes = 0;
-    if (strcmp(from, to) == 0) return XD_OK;
     XD_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
     const xd_result result = xd_file_save(ctx, to, data, bytes);
     xd_release(ctx, data);
     return result;
 }
 
-xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
-                          const char *tokenizer, int32_t end_of_text) {
+static xd_result demo_files_save(xd_ctx *ctx, const char *directory, const nn_model *model,
+                                 const float *weights, const char *tokenizer, int32_t end_of_text) {
     char path[512];
-    for (int64_t i = 0; i < model->float_count; i++)
-        weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    if (files->make_directory(files->user, directory) != 0)
-        return XD_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
     xd_json_writer w = demo_json_open(ctx);
     demo_write_config(&w, &model->config, end_of_text);
     XD_TRY(demo_json_save(ctx, &w, directory, "config.json"));
@@ -263,6 +257,20 @@ xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *mo
     XD_TRY(demo_copy(ctx, tokenizer, path));
     demo_path(path, directory, "model.safetensors");
     return demo_tensors_save(ctx, path, model, weights);
+}
+
+/* The directory appears whole: whoever opens it meets the older model or this one. */
+xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
+                          const char *tokenizer, int32_t end_of_text) {
+    xd_publish_directory *made = NULL;
+    for (int64_t i = 0; i < model->float_count; i++)
+        weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
+    XD_TRY(xd_publish_directory_create(ctx, directory, &made));
+    const xd_result result =
+        demo_files_save(ctx, xd_publish_directory_path(made), model, weights, tokenizer, end_of_text);
+    if (result == XD_OK) return xd_publish_directory_commit(made);
+    xd_publish_directory_abort(made);
+    return result;
 }
 
 /* ---- shares ---- */

@@ -3,6 +3,7 @@
 #include "align/internal.h"
 #include "align/projection_build.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -302,19 +303,10 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Checked before reading, so that a missing file is not logged as an error. */
-static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file;
-    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
-    files->close(files->user, file);
-    return true;
-}
-
 static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
                                   const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
-    if (xdi_build_is_file(ctx, path)) {
+    if (xdi_file_probe(ctx, path) != ENOENT) { /* a missing file is not logged as an error */
         const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }

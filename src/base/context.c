@@ -31,6 +31,7 @@ struct xd_ctx {
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
+    bool told_of_locks;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
 };
@@ -250,6 +251,13 @@ static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
                "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
     return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
                    (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error) {
+    if (!ctx->told_of_locks)
+        xd_log(ctx, XD_LOG_WARN, "%s: no locks here (%s): what writers that died have left stays", path,
+               strerror(error));
+    ctx->told_of_locks = true;
 }
 
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {

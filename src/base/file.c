@@ -3,12 +3,19 @@
 
 #include "base/internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
+#    include <sys/syscall.h>
+#endif
 
 /* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
@@ -27,8 +34,15 @@ static void xdi_file_set_direct(int descriptor, bool direct) {
         (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
 }
 
+/* 0 for a regular file, otherwise what open says about any other. */
+static int xdi_file_kind(const struct stat *status) {
+    if (S_ISREG(status->st_mode)) return 0;
+    return S_ISDIR(status->st_mode) ? EISDIR : ENXIO;
+}
+
 static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
+    struct stat status;
     int flags = O_RDWR;
     switch (mode & ~(unsigned)XD_FILE_DIRECT) {
     case XD_FILE_READ: flags = O_RDONLY; break;
@@ -36,8 +50,14 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     case XD_FILE_EXISTING: break;
     default: return EINVAL;
     }
-    const int descriptor = open(path, flags | O_CLOEXEC, 0666);
+    /* A FIFO would wait for its other end; for a regular file O_NONBLOCK means nothing. */
+    const int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
     if (descriptor < 0) return errno;
+    const int error = fstat(descriptor, &status) == 0 ? xdi_file_kind(&status) : errno;
+    if (error != 0) {
+        close(descriptor);
+        return error;
+    }
     if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
@@ -141,11 +161,67 @@ static int xdi_file_make_directory(void *user, const char *path) {
 
 static int xdi_file_sync_directory(void *user, const char *path) {
     (void)user;
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (descriptor < 0) return errno;
     const int result = fsync(descriptor) == 0 ? 0 : errno;
     close(descriptor);
     return result;
+}
+
+/* flock and not fcntl: the lock belongs to the open file, so it also tells two writers of one process apart, and no close
+ * of another descriptor ends it. The locks of open files that fcntl has do the same, but not on every system of POSIX. */
+static int xdi_file_lock(void *user, const char *path, intptr_t file, intptr_t *held) {
+    (void)user;
+    struct stat opened, named;
+    const int descriptor = fcntl((int)file, F_DUPFD_CLOEXEC, 0);
+    if (descriptor < 0) return errno;
+    int error = flock(descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (error == 0 && fstat(descriptor, &opened) != 0) error = errno;
+    if (error == 0 &&
+        (stat(path, &named) != 0 || named.st_dev != opened.st_dev || named.st_ino != opened.st_ino))
+        error = ESTALE;
+    if (error != 0) {
+        if (error != EWOULDBLOCK) (void)flock(descriptor, LOCK_UN);
+        close(descriptor);
+        return error;
+    }
+    *held = (intptr_t)descriptor;
+    return 0;
+}
+
+static int xdi_file_list(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                         void *argument) {
+    (void)user;
+    DIR *names = opendir(directory);
+    if (!names) return errno;
+    errno = 0;
+    for (const struct dirent *entry = readdir(names); entry; entry = readdir(names)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            each(argument, entry->d_name);
+        errno = 0;
+    }
+    const int error = errno;
+    closedir(names);
+    return error;
+}
+
+static int xdi_file_exchange(void *user, const char *one, const char *other) {
+    (void)user;
+#if defined(SYS_renameat2)
+    enum { XDI_RENAME_EXCHANGE = 2 };
+    return syscall(SYS_renameat2, AT_FDCWD, one, AT_FDCWD, other, XDI_RENAME_EXCHANGE) == 0 ? 0 : errno;
+#else
+    (void)one;
+    (void)other;
+    return ENOSYS;
+#endif
+}
+
+static int xdi_file_replaceable(void *user, const char *path) {
+    (void)user;
+    struct stat status;
+    if (lstat(path, &status) != 0) return errno == ENOENT ? 0 : errno;
+    return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
@@ -164,4 +240,14 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->remove) files->remove = xdi_file_remove;
     if (!files->make_directory) files->make_directory = xdi_file_make_directory;
     if (!files->sync_directory) files->sync_directory = xdi_file_sync_directory;
+    if (!files->lock) files->lock = xdi_file_lock;
+    if (!files->list) files->list = xdi_file_list;
+    if (!files->exchange) files->exchange = xdi_file_exchange;
+    if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+}
+
+XD_PRIVATE const char *xdi_open_error(int error) {
+    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
+    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
+    return strerror(error);
 }

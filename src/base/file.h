@@ -25,7 +25,11 @@ typedef enum xd_file_mode {
  * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
  * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
- * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
+ * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
+ * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
+ * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ *
+ * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -35,13 +39,27 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address); /* private, read-only */
+    /* Private, read-only. A process that truncates a file while another has it mapped ends that one by SIGBUS: writers of this
+     * library never do, they replace files. Who cannot exclude it opens safetensors with XD_SAFETENSORS_STREAM, and all else
+     * with a map that returns ENOTSUP, so that files are read into memory. */
+    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);
     int (*make_directory)(void *user, const char *path); /* an existing directory is success */
     int (*sync_directory)(void *user, const char *path);
     void *user;
+    /* Takes the lock of the open file that was opened as `path`, without a wait. *held is a handle: closing it ends the lock,
+     * as does the end of the process; closing `file` does not. EWOULDBLOCK when any other handle in the system holds it,
+     * ESTALE when `path` no longer names this file; every other error says that there are no locks here. */
+    int (*lock)(void *user, const char *path, intptr_t file, intptr_t *held);
+    /* Calls `each` with every name in a directory but "." and "..", in any order; it may remove what it is told. */
+    int (*list)(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                void *argument);
+    int (*exchange)(void *user, const char *one, const char *other); /* two names, in one step */
+    /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
+     * symbolic link, which renaming would replace instead of the file that it points to. */
+    int (*replaceable)(void *user, const char *path);
 } xd_files;
 
 #endif

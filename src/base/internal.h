@@ -22,6 +22,44 @@
 /* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
+/* lock.c: the folder of a path, "." for none; `folder` has room for the path and two more. */
+XD_PRIVATE void xdi_path_folder(const char *path, char *folder);
+
+/* lock.c: removes a temporary file unless its writer lives; and all whose names are path, suffix and a number. Where there are no
+ * locks they stay, with one warning a context. */
+XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path);
+XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix);
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error); /* context.c */
+
+/* lock.c: one writer at a time. The file `path` exists while the lock is held, or its holder died. Errors: STATE when another
+ * writer of any process has it; IO. Where there are no locks nothing is taken. */
+typedef struct xdi_lock {
+    intptr_t file, held;
+    bool taken;
+} xdi_lock;
+XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
+XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
+
+/* publish.c: opens a file to be read: in its directory, or when that is missing, in the older one that a writer of the directory
+ * put aside. */
+#define XDI_DIRECTORY_OLD ".old-0"
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
+
+/* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
+
+/* file.c: why a file could not be opened. */
+XD_PRIVATE const char *xdi_open_error(int error);
+
+/* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;
+ * and the parts of xd_publish_commit: everything up to the rename, and the rename. xd_publish_abort ends both. */
+struct xd_publish;
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, struct xd_publish **out);
+XD_PRIVATE xd_result xdi_publish_close(struct xd_publish *file);
+XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
+XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the

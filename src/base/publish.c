@@ -1,6 +1,7 @@
 /* A file that appears under its name only when it is complete. */
 
 #include "base/extend.h"
+#include "base/internal.h"
 #include "base/publish.h"
 
 #include <errno.h>
@@ -9,21 +10,58 @@
 
 struct xd_publish {
     xd_ctx *ctx;
-    intptr_t file;
-    bool open;
+    intptr_t file, held; /* held: the lock of the temporary file */
+    bool open, locked, renamed;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
-enum { XDI_PUBLISH_SUFFIX = 24, XDI_PUBLISH_TRIES = 1000 };
+#define XDI_PUBLISH_SUFFIX ".tmp-"
+
+enum { XDI_PUBLISH_ROOM = 24, XDI_PUBLISH_TRIES = 1000000 };
+
+/* The same file in the directory that was put aside; false when neither directory has it. */
+static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const char *name = strrchr(path, '/');
+    if (!name || name == path) return false;
+    const size_t room = strlen(path) + sizeof XDI_DIRECTORY_OLD;
+    char *old = (char *)xd_allocate(ctx, room);
+    if (!old) return false;
+    memcpy(old, path, (size_t)(name - path));
+    bool found = false;
+    const int folder = files->open(files->user, old, XD_FILE_READ, file);
+    if (folder == 0) files->close(files->user, *file);
+    if (folder == ENOENT) {
+        snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0 ||
+                files->open(files->user, path, XD_FILE_READ, file) == 0; /* the new one has come meanwhile */
+    }
+    xd_release(ctx, old);
+    return found;
+}
+
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const int error = files->open(files->user, path, XD_FILE_READ, file);
+    return error == ENOENT && xdi_file_open_old(ctx, path, file) ? 0 : error;
+}
+
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file;
+    const int error = xdi_file_open_read(ctx, path, &file);
+    if (error == 0) files->close(files->user, file);
+    return error;
+}
 
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
     intptr_t file;
     uint64_t size = 0;
-    const int refused = files->open(files->user, path, XD_FILE_READ, &file);
-    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
+    const int refused = xdi_file_open_read(ctx, path, &file);
+    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
@@ -50,39 +88,58 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
-/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... A crash may have left some. */
-static int xdi_publish_open(xd_publish *p) {
+/* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
+static int xdi_publish_lock(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->lock(files->user, p->temporary, p->file, &p->held);
+    p->locked = error == 0;
+    if (error != EWOULDBLOCK && error != ESTALE) return 0; /* without locks too */
+    files->close(files->user, p->file);
+    return EEXIST;
+}
+
+/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... after those of dead writers are removed. */
+static int xdi_publish_open(xd_publish *p, bool locked) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const size_t length = strlen(p->path);
     int error = EEXIST;
+    if (locked) xdi_abandoned_sweep(p->ctx, p->path, XDI_PUBLISH_SUFFIX);
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
-        snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
+        snprintf(p->temporary + length, XDI_PUBLISH_ROOM, "%s%d", XDI_PUBLISH_SUFFIX, i);
         error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
+        if (error == EEXIST && locked && xdi_abandoned_remove(p->ctx, p->temporary)) i--;
+        if (error == 0 && locked && files->lock) error = xdi_publish_lock(p);
     }
     p->open = error == 0;
     return error;
 }
 
-XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, xd_publish **out) {
     const size_t length = strlen(path);
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
     XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
                "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
-    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
+    int error = files->replaceable ? files->replaceable(files->user, path) : 0;
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
-    const int error = xdi_publish_open(p);
+    error = xdi_publish_open(p, locked);
     if (error == 0) {
         *out = p;
         return XD_OK;
     }
     xd_release(ctx, p);
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+}
+
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+    return xdi_publish_start(ctx, path, true, out);
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
@@ -103,40 +160,44 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file, the current one for a path without a separator. */
-static int xdi_publish_sync_directory(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (!files->sync_directory) return XD_OK;
+    char *folder = (char *)xd_allocate(ctx, strlen(path) + 2);
+    XD_REQUIRE(ctx, folder, XD_ERROR_MEMORY, "%s: no room for the name of its directory", path);
+    xdi_path_folder(path, folder);
+    const int error = files->sync_directory(files->user, folder);
+    xd_release(ctx, folder);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: sync of the directory: %s", path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_close(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
-    char *slash = strrchr(p->path, '/');
-    if (!files->sync_directory) return 0;
-    if (!slash) return files->sync_directory(files->user, ".");
-    if (slash == p->path) return files->sync_directory(files->user, "/");
-    *slash = '\0';
-    const int error = files->sync_directory(files->user, p->path);
-    *slash = '/';
-    return error;
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", p->path, strerror(error));
+    error = files->close(files->user, p->file);
+    p->open = false;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: close: %s", p->path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_rename(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->rename(files->user, p->temporary, p->path);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", p->path, strerror(error));
+    p->renamed = true; /* nothing to remove */
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
+    return xdi_file_probe(p->ctx, p->temporary) == 0;
 }
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
-    xd_ctx *ctx = p->ctx;
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    const char *step = "sync";
-    int error = files->sync ? files->sync(files->user, p->file) : 0;
-    if (error == 0) {
-        step = "close";
-        error = files->close(files->user, p->file);
-        p->open = false;
-    }
-    if (error == 0) {
-        step = "rename";
-        error = files->rename(files->user, p->temporary, p->path);
-    }
-    if (error == 0) {
-        step = "sync of the directory";
-        error = xdi_publish_sync_directory(p);
-        p->temporary[0] = '\0'; /* renamed: nothing to remove */
-    }
-    const xd_result result =
-        error == 0 ? XD_OK : XD_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
+    xd_result result = xdi_publish_close(p);
+    if (result == XD_OK) result = xdi_publish_rename(p);
+    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -145,6 +206,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }

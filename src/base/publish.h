@@ -4,7 +4,12 @@
 #include "base/context.h"
 
 /* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
- * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid.
+ *
+ * This holds for every writer of the library. A path that is no regular file is refused, and so is a symbolic link, which the
+ * rename would replace while its target stays as it was. A writer holds a lock on its temporary file; the next writer of the
+ * same path removes those that nobody holds, whose writers have died. Where the file system has no locks they stay, and the
+ * context warns once. A process that forks while it writes gives its child the locks too. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -34,5 +39,25 @@ XD_API xd_result xd_publish_commit(xd_publish *file);
 
 /* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
+
+/* A directory being written under a temporary name beside its own. */
+typedef struct xd_publish_directory xd_publish_directory;
+
+/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
+ * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
+ * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
+ * or a symbolic link; MEMORY; UNSUPPORTED. */
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
+
+/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
+ * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
+ * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
+ * opens several files of a directory by path may meet the older one and the new one.
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
+
+/* Removes the temporary directory and frees the object. NULL is fine. */
+XD_API void xd_publish_directory_abort(xd_publish_directory *directory);
 
 #endif

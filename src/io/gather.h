@@ -27,7 +27,7 @@ typedef struct xd_weights_gather_desc {
  * holds the whole model. Partial tensors are reduced.
  *
  * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
- * cannot write, every rank returns an error, and nothing is left behind. */
+ * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 #endif

@@ -10,4 +10,19 @@ XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetenso
 /* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
+/* safetensors.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
+ * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out);
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer);
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer);
+
+/* weights_files.c: directory/name in new memory, NULL when there is no room, which the caller reports; and whether a name is
+ * one of the directory itself. */
+#define XDI_WEIGHTS_SINGLE "model.safetensors"
+#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
+XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
+XD_PRIVATE bool xdi_weights_is_basename(const char *name);
+
 #endif

@@ -250,8 +250,8 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
-    int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
-    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
+    int error = xdi_file_open_read(f->ctx, f->path, &f->file);
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
@@ -501,6 +501,7 @@ struct xd_safetensors_writer {
     xdi_safetensors_plan_item *items; /* [count], the caller's order */
     int64_t count;
     uint64_t data; /* where the data area starts */
+    bool locked;   /* the temporary file has a lock of its own */
 };
 
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
@@ -633,13 +634,13 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
     XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
     XD_TRY(xd_json_writer_text(header, &text, &bytes));
     XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XD_TRY(xd_publish_create(writer->ctx, path, &writer->file));
+    XD_TRY(xdi_publish_start(writer->ctx, path, writer->locked, &writer->file));
     return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
 }
 
-XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
-                                              const xd_safetensors_writer_desc *desc,
-                                              xd_safetensors_writer **out) {
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
@@ -647,6 +648,7 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = n;
+    writer->locked = locked;
     writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
     const void **order = (const void **)xd_allocate(ctx, (size_t)n * sizeof *order);
     xd_json_writer header = xd_json_writer_create(ctx);
@@ -662,6 +664,12 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     else
         xd_safetensors_writer_abort(writer);
     return result;
+}
+
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out) {
+    return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
@@ -684,15 +692,27 @@ XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int6
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
-XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
-    xd_result result = XD_OK;
-    for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
+static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
+    for (int64_t i = 0; i < writer->count; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
-        if (item->written != item->end - item->begin)
-            result = XD_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                             (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                             (long long)i);
+        XD_REQUIRE(writer->ctx, item->written == item->end - item->begin, XD_ERROR_STATE,
+                   "%llu of the %llu bytes of tensor %lld are written", (unsigned long long)item->written,
+                   (unsigned long long)(item->end - item->begin), (long long)i);
     }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer) {
+    XD_TRY(xdi_safetensors_check_complete(writer));
+    return xdi_publish_close(writer->file);
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer) {
+    return xdi_publish_rename(writer->file);
+}
+
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;

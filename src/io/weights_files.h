@@ -3,11 +3,14 @@
 
 #include "io/safetensors.h"
 
-/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json, the index, which maps tensors to files. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or shards with model.safetensors.index.json, the index,
+ * which maps tensors to files. Shards are read under any name, and written as model-00001-of-0000N-save-S.safetensors, where S is
+ * one more than the last save of shards in this directory had; a single file keeps the number in its metadata, as
+ * "xdistill.save". So no save writes over a file of the last one, and the same saves give the same bytes. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files. When a save
+ * replaces them meanwhile it begins again, so it never returns a mixture.
  *
  *   desc   for every file; NULL -> defaults
  *
@@ -42,8 +45,9 @@ typedef struct xd_weights_writer_desc {
 /* A model directory being written. */
 typedef struct xd_weights_writer xd_weights_writer;
 
-/* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_writer_create. */
+/* Plans the files of a model and starts them under temporary names in an existing directory, and removes those of saves that
+ * were killed. The desc is read during the call only. One save of a directory at a time: model.safetensors.lock is there until
+ * it ends. Local. Errors: as xd_safetensors_writer_create; STATE while another save of any process is in the directory. */
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
@@ -52,11 +56,13 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
- * would contradict them; frees the writer, whatever the result.
- * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
- * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
- * again. */
+/* Makes the new model the one that readers find, in one step, and frees the writer, whatever the result. All files are synced and
+ * closed under temporary names before. Then the step is the rename of the index over an older one, the removal of an
+ * older model.safetensors, which readers prefer to an index, or the rename of the new model.safetensors. Last it removes what the
+ * older save left: its files, shards that no index names, temporary files of dead writers.
+ * Errors: as xd_safetensors_writer_commit. Before the step the older model is untouched and the new files are removed. After it
+ * the new model is in place: an error then says that the directory could not be synced, so that after a loss of power it may
+ * be the older model that is found, whole; or which older file could not be removed. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Discards the files: nothing is left behind. NULL is fine. */

@@ -322,8 +322,8 @@ static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_tea
 static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin *expected) {
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
-    int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    int error = xdi_file_open_read(c->ctx, c->path, &c->handle);
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, xdi_open_error(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));

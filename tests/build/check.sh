@@ -29,7 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -149,6 +149,11 @@ step_format() {
 step_layout() { ! ls tests/xdistill.h tests/*/xdistill.h 2>/dev/null; }
 
 step_test() { make --no-print-directory test; }
+
+# Saves that are killed 500 times at random, while others read; `make test` has a sample.
+step_saves() {
+    make --no-print-directory build/test/test_saves && XD_TEST_KILLS=500 build/test/test_saves at_random
+}
 
 # The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.
 step_declarations() {

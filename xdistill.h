@@ -4293,6 +4293,9 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/fixed */
 
+/* Terms of an xd_fixed are below this. */
+#define XD_FIXED_LARGEST 4194304.0
+
 /* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
  * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
@@ -4310,7 +4313,7 @@ XD_API double xd_fixed_value(xd_fixed sum);
 /* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
-    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;     /* also NaN */
     const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
     const int64_t high = xd_floor_i64(scaled);
     const int64_t next = sum->high + high;
@@ -4455,7 +4458,7 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or a loss or gradient beyond f32 */
     XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
     XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
@@ -4478,6 +4481,7 @@ typedef struct xd_loss_args {
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
@@ -4638,25 +4642,60 @@ XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int6
         row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* A row with a finding has no loss. */
-XD_SCALAR void xd_loss_clear_finding(xd_loss_row *row) {
+/* ---- what f32 and xd_fixed can hold ---- */
+
+/* Largest loss of a row and element of its gradient, which callers get as f32 or bf16. */
+#define XD_ROW_LARGEST 3.38e38
+
+/* The row's finding when its loss, or an element of its gradient, which is at most `slope`, is larger. */
+XD_SCALAR int xd_row_judge(double loss, double slope) {
+    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE : (int)XD_ROW_NOT_FINITE;
+}
+
+/* Whether the row's term of a total is one that the total can take. */
+XD_SCALAR bool xd_row_fits(bool fixed, const float *row_weight, int64_t r, double loss) {
+    const double term = xd_mul(row_weight ? (double)row_weight[r] : 1.0, loss);
+    return !fixed || fabs(term) < XD_FIXED_LARGEST;
+}
+
+/* What the status tells of a row whose numbers are not finite: the largest logit of the side where that is the reason, else
+ * infinity, for a loss or a gradient that is too large. */
+XD_SCALAR double xd_row_reason(double student, double teacher) {
+    return !isfinite(student) ? student : !isfinite(teacher) ? teacher : (double)INFINITY;
+}
+
+/* The loss of a row that callers see, from its two losses and their weights. */
+XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
+    return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+}
+
+/* Bounds the gradient of row r from its losses: a probability is at most 1, and p ln(p/q) at most the divergence and 1/e. */
+XD_SCALAR double xd_loss_slope(const xd_loss_args *a, int64_t r, const xd_loss_row *row) {
+    const double hard = xd_mul(3.0, fabs(a->hard_weight));
+    const double soft = xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
+    return xd_mul(fabs(a->row_scale[r]), xd_add(hard, soft));
+}
+
+/* Judges row r once its losses are known. A row with a finding has no loss. */
+XD_SCALAR void xd_loss_settle(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE)
+        row->finding = xd_row_judge(xd_loss_of_row(a->hard_weight, row->hard, a->soft_weight, row->soft),
+                                    xd_loss_slope(a, r, row));
+    if (row->finding == (int)XD_ROW_FINE && !(xd_row_fits(a->fixed, a->row_weight, r, row->hard) &&
+                                              xd_row_fits(a->fixed, a->row_weight, r, row->soft)))
+        row->finding = (int)XD_ROW_OVERFLOW;
     if (row->finding == (int)XD_ROW_FINE) return;
     row->hard = 0.0;
     row->soft = 0.0;
 }
 
 /* JSD: from the two sums of mixture over the whole row. */
-XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, double student,
+XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, int64_t r, double teacher, double student,
                                        xd_loss_row *row) {
     row->mean = student;
     row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
     if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xd_loss_clear_finding(row);
-}
-
-/* The loss of a row that callers see, from its two losses and their weights. */
-XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
-    return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+    xd_loss_settle(a, r, row);
 }
 
 /* ---- the gradient at one column, whose logits are x and y ---- */
@@ -9598,7 +9637,7 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xd_loss_clear_finding(row);
+        xd_loss_settle(a, r, row);
     }
     return XD_OK;
 }
@@ -9682,7 +9721,7 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+        xd_loss_mixture_scalars(a, r, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                 xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;
@@ -10276,8 +10315,9 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value =
-            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
+        v.value = a->loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a->positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -16104,6 +16144,7 @@ static xd_loss_args xdi_simd_row_args(const xd_loss_args *a, int64_t r) {
     one.teacher = xdi_simd_one_row(a->teacher, r);
     one.gradient = xdi_simd_one_row(a->gradient, r);
     one.row_scale = a->row_scale + r;
+    if (a->row_weight) one.row_weight = a->row_weight + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
@@ -31849,6 +31890,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
+    a->row_weight = d->common.row_weight;
     a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;
@@ -32318,6 +32360,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
+    if (p->loss.d.common.row_weight) a->row_weight = p->loss.d.common.row_weight + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }
@@ -43674,4 +43717,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 aba8a9e29642c1f0f024f1ee39d14881982baf80ba14cdfb3f194a7414a14211 */
+/* xdistill sha256 6ecd693fcb9867ae3c59941e17be8a341364f728c76cfeac4ecd4f6ce29ee2f7 */

@@ -3066,7 +3066,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        xd_loss_settle(&a, r, &row);
     }
     a.row[r] = row;
 }
@@ -3199,7 +3199,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, r, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 
@@ -3454,8 +3454,10 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     if (xdi_cuda_team_thread<TEAM>() == 0) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
-        if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        if (counts) {
+            xdi_cuda_loss_scalars(a, r, ref, total, &row);
+            xd_loss_settle(&a, r, &row);
+        }
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -3465,7 +3467,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }
@@ -3788,12 +3790,12 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xd_loss_clear_finding(row);
+    xd_loss_settle(&a, r, row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
 template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
+static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
                                                        const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
                                                        xdi_cuda_cluster_memory *memory) {
     const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
@@ -3817,7 +3819,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();
@@ -3903,7 +3905,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     __syncthreads();
     counts = counts && memory.row.finding == (int)XD_ROW_FINE;
     if (counts && s.y && a.divergence == XD_JSD) {
-        xdi_cuda_cluster_mixture(a, s, blocks, &memory);
+        xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
         counts = memory.row.finding == (int)XD_ROW_FINE;
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
@@ -4194,7 +4196,9 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
+        v.value = a.loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a.positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a.loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -7766,4 +7770,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d74b488ed5c6b5baf1f190091d55645c22b27b931a472e6527596401a0c6554f */
+/* xdistill sha256 9a7029d8f3473f873013d131bc2780cbd66d5b48c43b28ff7c59ade3df98a69b */

@@ -142,7 +142,9 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
+        v.value = a.loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a.positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a.loss_rows[r].teacher_max);
     }
     return v;
 }

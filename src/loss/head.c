@@ -300,6 +300,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
+    if (p->loss.d.common.row_weight) a->row_weight = p->loss.d.common.row_weight + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }

@@ -4,7 +4,10 @@
 
 #include "poison_loss.h"
 
-static const poison_family *const families[] = { &poison_family_loss };
+static const poison_family *const families[] = {
+    &poison_family_loss, &poison_family_mft,  &poison_family_cosine,
+    &poison_family_head, &poison_family_topk, &poison_family_estimate,
+};
 
 XD_TEST(poison_in_any_input_is_told_and_stays_in_its_unit) {
     const char *all = getenv("XDISTILL_POISON");

@@ -170,6 +170,14 @@ XD_SCALAR void xd_loss_settle(const xd_loss_args *a, int64_t r, xd_loss_row *row
     row->soft = 0.0;
 }
 
+/* A finding that was made after the row's loss. */
+XD_SCALAR void xd_loss_reject(xd_loss_row *row) {
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = (double)INFINITY;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
 /* JSD: from the two sums of mixture over the whole row. */
 XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, int64_t r, double teacher, double student,
                                        xd_loss_row *row) {

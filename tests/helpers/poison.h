@@ -12,6 +12,7 @@
  *   IGNORED    the call does not read it: results are those of the clean call
  *   REFUSED    ARGUMENT, outputs untouched
  *   CALL       one value for the whole call: every result is finite, and when every row is a finding all are zero
+ *   LEGAL      as CALL, and infinity is no finding
  *   ALONE      of a call that reports nothing: other units are what they were, this one's results may be anything
  *
  * Every rank runs all cases in the same order and compares its own results; then the ranks compare theirs.
@@ -43,6 +44,7 @@ typedef enum poison_verdict {
     POISON_REFUSED,
     POISON_CALL,
     POISON_ALONE,
+    POISON_LEGAL,
     POISON_SKIP /* the value cannot be stored there, or says nothing */
 } poison_verdict;
 
@@ -53,7 +55,8 @@ enum {
     POISON_OUT = 4,   /* [rows, cols] results of units */
     POISON_TOTAL = 8, /* results of the whole call: with a finding, those of the call with the unit left out */
     POISON_SAME = 16, /* on all ranks */
-    POISON_LOOSE = 32 /* not the same with and without the unit: counts */
+    POISON_LOOSE = 32, /* not the same with and without the unit: counts */
+    POISON_LOG = 64    /* logarithms of probabilities: -infinity is a result */
 };
 
 typedef struct poison_part {
@@ -273,7 +276,8 @@ static inline void poison_same(const poison_scene *s, const poison_case *at, con
 typedef bool (*poison_test)(const poison_scene *s, const poison_part *part, int64_t element);
 
 static inline bool poison_is_finite(const poison_scene *s, const poison_part *part, int64_t element) {
-    return isfinite(poison_at(s, s->block, part, element)) != 0;
+    const double value = poison_at(s, s->block, part, element);
+    return isfinite(value) || (part->role & POISON_LOG && value < 0.0);
 }
 
 static inline bool poison_is_agreed(const poison_scene *s, const poison_part *part, int64_t element) {
@@ -332,7 +336,7 @@ static inline void poison_judge_finding(const poison_scene *s, const poison_case
         poison_violation(s, at, "first_row of the status is another", NULL, (double)status->first_row);
     if (status && *s->reported && !isfinite(at->value) && status->first_value < 1e6 && isfinite(status->first_value))
         poison_violation(s, at, "first_value of the status is an innocent number", NULL, status->first_value);
-    const bool told = !status || *s->reported;
+    const bool told = status ? *s->reported : s->result == XD_OK;
     poison_same(s, at, s->left_out[0], told ? POISON_OUT | POISON_TOTAL : POISON_OUT, 0,
                 "with a finding, not as if left out:");
     if (!told) poison_same(s, at, s->fresh, POISON_TOTAL, 0, "the call fails, but writes");
@@ -347,7 +351,7 @@ static inline void poison_judge_fine(const poison_scene *s, const poison_case *a
     poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in");
 }
 
-static inline void poison_judge_call(const poison_scene *s, const poison_case *at) {
+static inline void poison_judge_call(const poison_scene *s, const poison_case *at, bool legal) {
     const int64_t findings = poison_findings(s);
     if (s->result == XD_ERROR_ARGUMENT) {
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
@@ -357,7 +361,7 @@ static inline void poison_judge_call(const poison_scene *s, const poison_case *a
         poison_violation(s, at, "a result that is neither OK nor ARGUMENT", NULL, (double)s->result);
     } else {
         poison_finite(s, at);
-        if (!isfinite(at->value) && findings == 0) poison_violation(s, at, "nobody told", NULL, at->value);
+        if (!legal && !isfinite(at->value) && findings == 0) poison_violation(s, at, "nobody told", NULL, at->value);
     }
 }
 
@@ -391,7 +395,8 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
         if (s->result != XD_ERROR_ARGUMENT) poison_violation(s, at, "not refused", NULL, (double)s->result);
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
         break;
-    case POISON_CALL: poison_judge_call(s, at); break;
+    case POISON_CALL:
+    case POISON_LEGAL: poison_judge_call(s, at, verdict == POISON_LEGAL); break;
     default: poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in"); break;
     }
 }

@@ -222,10 +222,42 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
+/* ---- rows that are kept ---- */
+
+static bool xdi_rows_are_finite(const xd_rows *x, int64_t r) {
+    for (int64_t c = 0; c < x->cols; c++)
+        if (!isfinite(xdi_loss_load(x, r, c))) return false;
+    return true;
+}
+
+static unsigned char *xdi_rows_start(const xd_rows *x, int64_t r) {
+    return (unsigned char *)x->data + (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
+}
+
+static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    const size_t bytes = (size_t)a->from.cols * xd_dtype_size(a->from.dtype);
+    (void)launch;
+    for (int64_t r = 0; r < a->from.rows; r++) {
+        unsigned char *to = xdi_rows_start(&a->to, r);
+        const unsigned char *from = xdi_rows_start(&a->from, r);
+        bool kept = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        if (kept && a->judge && !xdi_rows_are_finite(&a->from, r)) {
+            xd_loss_reject(&a->row[r]);
+            kept = false;
+        }
+        if (!kept)
+            memset(to, 0, bytes);
+        else if (to != from)
+            memcpy(to, from, bytes);
+    }
+    return XD_OK;
+}
+
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
         xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
         xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,
     };
     return &kernels;
 }

@@ -26,7 +26,7 @@
 #include "xd_test.h"
 #include "xdistill.h"
 
-enum { POISON_PARTS = 48, POISON_RANKS = 3, POISON_BLOCK = 1 << 17, POISON_WAYS = 4, POISON_KINDS = 512 };
+enum { POISON_PARTS = 48, POISON_RANKS = 3, POISON_BLOCK = 1 << 17, POISON_WAYS = 5, POISON_KINDS = 512 };
 
 /* How ranks share a problem. */
 typedef enum poison_layout {
@@ -87,11 +87,15 @@ typedef struct poison_scene {
     poison_part parts[POISON_PARTS];
     int part_count;
     int unit;          /* into which the value goes */
+    int row;           /* where the call may tell a row instead, e.g. of a chunk: that; else 0 */
+    bool wide;         /* a choice of columns depends on the numbers of a unit, and all others on that */
+    bool weighed;      /* so do weights of teachers, from the units that have no finding */
     xd_status *status; /* in the block, or NULL: the call reports by its result alone */
     bool *reported;    /* in the block: the call passes the status; else findings come back as DATA */
     xd_result result;
     void *own;     /* the family's descs, in the block */
     void *objects; /* what release frees */
+    bool compound; /* objects is a struct that begins with the vocabulary, else the vocabulary */
 } poison_scene;
 
 struct poison_family {
@@ -104,6 +108,8 @@ struct poison_family {
     void (*leave_out)(poison_scene *s, int way);
     poison_verdict (*expect)(const poison_scene *s, const poison_part *part, double value);
     void (*release)(poison_scene *s);
+    /* The way in which a finding of the part leaves the unit out, -1: in none exactly; NULL -> 0. */
+    int (*found_way)(const poison_scene *s, const poison_part *part);
 };
 
 /* ---- building ---- */
@@ -256,7 +262,7 @@ static inline void poison_same(const poison_scene *s, const poison_case *at, con
     const bool mine = s->layout != POISON_ROWS_SPLIT || s->rank == 1;
     for (int p = 0; p < s->part_count; p++) {
         const poison_part *part = s->parts + p;
-        if (!(part->role & roles) || (part->role & POISON_LOOSE && other == s->left_out[0] && at->way < 0)) continue;
+        if (!(part->role & roles) || (part->role & POISON_LOOSE && at->way < 0 && other != s->clean && other != s->fresh)) continue;
         for (int64_t r = 0; r < part->rows; r++) {
             if (units == 1 && (part->role & POISON_OUT) && mine && poison_unit_of(part, r) == s->unit) continue;
             for (int64_t c = 0; c < part->cols; c++) {
@@ -308,7 +314,8 @@ static inline void poison_finite(const poison_scene *s, const poison_case *at) {
 /* The same results on all ranks? */
 static inline void poison_agreed(const poison_scene *s, const poison_case *at) {
     const poison_scene *first = poison_all.scenes[0];
-    if (s->result != first->result)
+    const bool other = s->layout == POISON_ROWS_SPLIT; /* one rank refuses, the others are told that it did */
+    if (other ? (s->result == XD_OK) != (first->result == XD_OK) : s->result != first->result)
         poison_violation(s, at, "ranks return different results", NULL, (double)s->result);
     if (s->status && memcmp(s->status, first->status, sizeof *s->status) != 0)
         poison_violation(s, at, "ranks have different statuses", NULL, (double)s->status->not_finite);
@@ -328,16 +335,28 @@ static inline int64_t poison_findings(const poison_scene *s) {
     return s->status->not_finite + s->status->label_out_of_range + s->status->overflow;
 }
 
-static inline void poison_judge_finding(const poison_scene *s, const poison_case *at) {
+static inline int poison_found_way(const poison_scene *s, const poison_part *part) {
+    if (s->wide) return -1;
+    return s->family->found_way ? s->family->found_way(s, part) : 0;
+}
+
+/* `exactly`: the whole unit is left out; else perhaps one of several losses of it. */
+static inline void poison_judge_finding(const poison_scene *s, const poison_case *at, bool exactly) {
+    const int way = poison_found_way(s, at->part);
     const xd_status *status = s->status;
     if (status && *s->reported && s->result != XD_OK)
         poison_violation(s, at, "a finding makes the call fail", NULL, (double)s->result);
-    if (status && *s->reported && status->first_row != s->unit)
+    if (status && *s->reported && status->first_row != s->unit && (!s->row || status->first_row != s->row))
         poison_violation(s, at, "first_row of the status is another", NULL, (double)status->first_row);
     if (status && *s->reported && !isfinite(at->value) && status->first_value < 1e6 && isfinite(status->first_value))
         poison_violation(s, at, "first_value of the status is an innocent number", NULL, status->first_value);
     const bool told = status ? *s->reported : s->result == XD_OK;
-    poison_same(s, at, s->left_out[0], told ? POISON_OUT | POISON_TOTAL : POISON_OUT, 0,
+    if (way < 0 || (!exactly && s->family->found_way)) {
+        if (told) poison_finite(s, at);
+        if (!s->wide && !s->weighed) poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in");
+        return;
+    }
+    poison_same(s, at, s->left_out[way], told ? POISON_OUT | POISON_TOTAL : POISON_OUT, 0,
                 "with a finding, not as if left out:");
     if (!told) poison_same(s, at, s->fresh, POISON_TOTAL, 0, "the call fails, but writes");
 }
@@ -348,12 +367,12 @@ static inline void poison_judge_fine(const poison_scene *s, const poison_case *a
         return;
     }
     poison_finite(s, at);
-    poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in");
+    if (!s->wide && !s->weighed) poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in");
 }
 
 static inline void poison_judge_call(const poison_scene *s, const poison_case *at, bool legal) {
     const int64_t findings = poison_findings(s);
-    if (s->result == XD_ERROR_ARGUMENT) {
+    if (s->result == XD_ERROR_ARGUMENT || s->result == XD_ERROR_PEER) {
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
     } else if (s->result == XD_ERROR_DATA && (!s->status || !*s->reported)) {
         return;
@@ -375,11 +394,11 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
     switch (verdict) {
     case POISON_FOUND:
         if (!findings) poison_violation(s, at, "nobody told", NULL, at->value);
-        poison_judge_finding(s, at);
+        poison_judge_finding(s, at, true);
         break;
     case POISON_EITHER:
         if (findings)
-            poison_judge_finding(s, at);
+            poison_judge_finding(s, at, false);
         else
             poison_judge_fine(s, at);
         break;
@@ -392,7 +411,8 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
         poison_same(s, at, s->clean, POISON_OUT | POISON_TOTAL, 0, "not read, but it changes");
         break;
     case POISON_REFUSED:
-        if (s->result != XD_ERROR_ARGUMENT) poison_violation(s, at, "not refused", NULL, (double)s->result);
+        if (s->result != XD_ERROR_ARGUMENT && (s->layout != POISON_ROWS_SPLIT || s->result != XD_ERROR_PEER))
+            poison_violation(s, at, "not refused", NULL, (double)s->result);
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
         break;
     case POISON_CALL:
@@ -481,7 +501,8 @@ static inline void poison_run_part(poison_scene *s, const poison_part *part, poi
             at.way = way < 0 ? -1 : way;
             at.reported = way != -2;
             poison_reference(s, -1);
-            if (s->family->ways) poison_reference(s, at.way < 0 ? 0 : at.way);
+            const int other = at.way < 0 ? poison_found_way(s, part) : at.way;
+            if (s->family->ways && other >= 0) poison_reference(s, other);
             poison_run_case(s, &at, verdict, poison_column(part, sample->next));
             if (s->rank == 0) poison_all.cases++;
         }
@@ -495,6 +516,8 @@ static inline void poison_forget(poison_scene *s, int variant, poison_layout lay
     s->part_count = 0;
     s->status = NULL;
     s->reported = NULL;
+    s->row = 0;
+    s->wide = s->weighed = s->compound = false;
     s->own = s->objects = NULL;
     s->data = layout == POISON_ROWS_SPLIT ? s->world : NULL;
     s->has_clean = false;

@@ -22,8 +22,13 @@ typedef struct poison_loss {
     uint8_t mask[POISON_T];
 } poison_loss;
 
+/* Of objects that begin with it, or are it. */
+static inline const xd_vocab *poison_vocab_of(const poison_scene *s) {
+    return s->compound ? *(xd_vocab *const *)s->objects : (const xd_vocab *)s->objects;
+}
+
 static inline xd_interval poison_columns(const poison_scene *s) {
-    const xd_vocab_info info = xd_vocab_describe((const xd_vocab *)s->objects);
+    const xd_vocab_info info = xd_vocab_describe(poison_vocab_of(s));
     const xd_interval columns = { info.begin, info.end };
     return columns;
 }
@@ -199,7 +204,7 @@ static inline xd_result poison_loss_call(poison_scene *s) {
 
 static const poison_family poison_family_loss = {
     "xd_loss",          POISON_LOSS_VARIANTS, 3, { true, true, true }, poison_loss_build,
-    poison_loss_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab,
+    poison_loss_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab, NULL,
 };
 
 /* ---- xd_mft_loss, xd_cosine_loss ---- */
@@ -257,11 +262,11 @@ static inline poison_verdict poison_expect_cosine(const poison_scene *s, const p
 
 static const poison_family poison_family_mft = {
     "xd_mft_loss",   2, 3, { true, true, true }, poison_mft_build,
-    poison_mft_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab,
+    poison_mft_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab, NULL,
 };
 static const poison_family poison_family_cosine = {
     "xd_cosine_loss",   2, 3, { true, true, true }, poison_cosine_build,
-    poison_cosine_call, poison_leave_out_row, poison_expect_cosine, poison_release_vocab,
+    poison_cosine_call, poison_leave_out_row, poison_expect_cosine, poison_release_vocab, NULL,
 };
 
 /* ---- xd_head_loss ---- */
@@ -338,7 +343,7 @@ static inline poison_verdict poison_expect_head(const poison_scene *s, const poi
 
 static const poison_family poison_family_head = {
     "xd_head_loss",   3, 3, { true, true, true }, poison_head_build,
-    poison_head_call, poison_leave_out_row, poison_expect_head, poison_release_vocab,
+    poison_head_call, poison_leave_out_row, poison_expect_head, poison_release_vocab, NULL,
 };
 
 /* ---- xd_topk_kl_loss ---- */
@@ -434,7 +439,7 @@ static inline poison_verdict poison_expect_topk(const poison_scene *s, const poi
 
 static const poison_family poison_family_topk = {
     "xd_topk_kl_loss", POISON_TOPK_VARIANTS, 3, { true, true, true }, poison_topk_build,
-    poison_topk_call,  poison_leave_out_row, poison_expect_topk, poison_release_vocab,
+    poison_topk_call,  poison_leave_out_row, poison_expect_topk, poison_release_vocab, NULL,
 };
 
 /* ---- xd_kl_estimate: the units are tokens, and findings are an error ---- */
@@ -486,7 +491,7 @@ static inline poison_verdict poison_expect_estimate(const poison_scene *s, const
 
 static const poison_family poison_family_estimate = {
     "xd_kl_estimate",     6, 1, { true, false, false }, poison_estimate_build,
-    poison_estimate_call, poison_estimate_leave_out, poison_expect_estimate, NULL,
+    poison_estimate_call, poison_estimate_leave_out, poison_expect_estimate, NULL, NULL,
 };
 
 #endif

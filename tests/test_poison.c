@@ -3,12 +3,21 @@
 #define _POSIX_C_SOURCE 200809L /* barriers of threads */
 
 #include "poison_loss.h"
+#include "poison_rows.h"
+#include "poison_text.h"
+#include "poison_train.h"
 #include "poison_xtoken.h"
 
 static const poison_family *const families[] = {
     &poison_family_loss, &poison_family_mft,  &poison_family_cosine,
     &poison_family_head, &poison_family_topk, &poison_family_estimate,
     &poison_family_xtoken,
+    &poison_family_row_stats, &poison_family_log_softmax, &poison_family_log_softmax_backward,
+    &poison_family_target_log_probs, &poison_family_target_log_probs_backward, &poison_family_gather_columns,
+    &poison_family_vocab_topk, &poison_family_accuracy, &poison_family_project, &poison_family_project_backward,
+    &poison_family_optimizer, &poison_family_ema, &poison_family_norm, &poison_family_clip, &poison_family_denominator,
+    &poison_family_votes, &poison_family_cells, &poison_family_from_rows, &poison_family_cut, &poison_family_map,
+    &poison_family_similarities, &poison_family_embeddings, &poison_family_special,
 };
 
 /* The families whose names contain XDISTILL_POISON_ONLY. */

@@ -13,6 +13,7 @@
  *   REFUSED    ARGUMENT, outputs untouched
  *   CALL       one value for the whole call: every result is finite, and when every row is a finding all are zero
  *   LEGAL      as CALL, and infinity is no finding
+ *   NORM       what is not finite is counted in the status; the other results are finite
  *   ALONE      of a call that reports nothing: other units are what they were, this one's results may be anything
  *
  * Every rank runs all cases in the same order and compares its own results; then the ranks compare theirs.
@@ -45,6 +46,7 @@ typedef enum poison_verdict {
     POISON_CALL,
     POISON_ALONE,
     POISON_LEGAL,
+    POISON_NORM,
     POISON_SKIP /* the value cannot be stored there, or says nothing */
 } poison_verdict;
 
@@ -414,6 +416,10 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
         if (s->result != XD_ERROR_ARGUMENT && (s->layout != POISON_ROWS_SPLIT || s->result != XD_ERROR_PEER))
             poison_violation(s, at, "not refused", NULL, (double)s->result);
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
+        break;
+    case POISON_NORM:
+        if (*s->reported && (findings > 0) == (isfinite(at->value) != 0)) poison_violation(s, at, "not counted, or a finding of a number", NULL, at->value);
+        poison_finite(s, at);
         break;
     case POISON_CALL:
     case POISON_LEGAL: poison_judge_call(s, at, verdict == POISON_LEGAL); break;

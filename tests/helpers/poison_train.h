@@ -111,8 +111,8 @@ static inline xd_result poison_ema_call(poison_scene *s) {
 
 /* Numbers of other schedules are checked, too. */
 static inline poison_verdict poison_expect_ema(const poison_scene *s, const poison_part *part, double value) {
-    (void)s;
     if (!(part->role & POISON_ONE)) return POISON_ALONE;
+    if (!strcmp(part->name, "halflife_kimg") && s->variant != (int)XD_EMA_HALFLIFE) return POISON_IGNORED;
     if (!isfinite(value)) return POISON_REFUSED;
     return POISON_LEGAL;
 }
